@@ -334,7 +334,7 @@ class Credit(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class TaskTypeLimitsEntry(_message.Message):
+    class TaskTypeDeltasEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -354,22 +354,24 @@ class Credit(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     DELTA_FIELD_NUMBER: _builtins.int
-    TASK_TYPE_LIMITS_FIELD_NUMBER: _builtins.int
+    TASK_TYPE_DELTAS_FIELD_NUMBER: _builtins.int
     delta: _builtins.int
     """Added; negative: withdrawn, which is answered by CreditReturned. The sum out is at most 65,536."""
     @_builtins.property
-    def task_type_limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """At most so many at a time of each of these task types; replaces the limits said before."""
+    def task_type_deltas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """For task types that the worker limits below its credit: added to how many more it takes of each; negative:
+        withdrawn. A type that was never named here is bounded by the credit alone.
+        """
 
     def __init__(
         self,
         *,
         delta: _builtins.int = ...,
-        task_type_limits: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        task_type_deltas: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "task_type_limits", b"task_type_limits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "task_type_deltas", b"task_type_deltas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -815,6 +817,7 @@ class Assignment(_message.Message):
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     TIME_LEFT_FIELD_NUMBER: _builtins.int
+    START_WITHIN_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.bytes
     """Names the lease; unguessable. Comes back with everything that is said about the attempt."""
@@ -835,6 +838,12 @@ class Assignment(_message.Message):
         """What is left of the attempt's time: the smaller of `attempt_timeout` and the time to `completion_deadline`."""
 
     @_builtins.property
+    def start_within(self) -> _duration_pb2.Duration:
+        """The handler begins within so much of the receipt, or not at all: what is left to `start_deadline` of a round that
+        has had no start. Absent: no bound.
+        """
+
+    @_builtins.property
     def task(self) -> _task_pb2.Task:
         """The task: names, uid, payload, content type, headers, run_at and round."""
 
@@ -848,11 +857,12 @@ class Assignment(_message.Message):
         fencing_token: _builtins.int = ...,
         lease: _duration_pb2.Duration | None = ...,
         time_left: _duration_pb2.Duration | None = ...,
+        start_within: _duration_pb2.Duration | None = ...,
         task: _task_pb2.Task | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "task", b"task", "time_left", b"time_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "start_within", b"start_within", "task", b"task", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "fencing_token", b"fencing_token", "lease", b"lease", "lease_token", b"lease_token", "shard", b"shard", "task", b"task", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "fencing_token", b"fencing_token", "lease", b"lease", "lease_token", b"lease_token", "shard", b"shard", "start_within", b"start_within", "task", b"task", "time_left", b"time_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -125,7 +125,7 @@ class WriteRefused:
 class TasksRead:
     """Single tasks were read, as the shard had asked: the task, None where there is none, False if it is corrupt."""
 
-    tasks: list[tuple[TaskKey, Task | None | bool]]
+    tasks: list[tuple[TaskKey, Task | bool | None]]
 
 
 @dataclass(slots=True, eq=False)
