@@ -1,0 +1,336 @@
+"""Settings of a node: what can be set, by what name, within which bounds.
+
+A setting is looked for in this order: command-line flag, environment (`DUECOURSE_` and its name in capitals), the TOML
+file that `DUECOURSE_CONFIG` names, default. Durations are written `250ms`, `5s`, `1m30s`, `24h`, or as a number of
+seconds, and are microseconds inside. Secrets come from the environment or from files, never from flags, which anybody
+on the machine can read. Nothing else in a node reads its environment.
+"""
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, Self, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from duecourse.model import bounds, durations, names
+from duecourse.model.instants import Micros
+
+ENVIRONMENT_PREFIX: Final = "DUECOURSE_"
+FILE_VARIABLE: Final = "DUECOURSE_CONFIG"
+_WILDCARDS: Final = frozenset(("", "0.0.0.0", "::"))  # noqa: S104 to tell them from addresses that others can reach
+
+
+class InvalidSettings(Exception):
+    """The settings cannot be used; the message has a line for each fault and says what is expected."""
+
+
+class StoreKind(StrEnum):
+    """Where tasks are kept."""
+
+    POSTGRES = "postgres"
+    MEMORY = "memory"
+
+
+class CoordinationKind(StrEnum):
+    """How nodes agree who leads."""
+
+    SOLO = "solo"
+
+
+class LogFormat(StrEnum):
+    """How log events are written."""
+
+    AUTO = "auto"
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """Below what importance log events are left out."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class DurationRange:
+    """Checks a duration, and says its bounds as a person would."""
+
+    at_least: Micros
+    at_most: Micros
+
+    def __call__(self, value: Micros) -> Micros:
+        """Return the value if it lies within."""
+        if not self.at_least <= value <= self.at_most:
+            raise ValueError(f"{durations.write(value)} is not within {self}")
+        return value
+
+    def __str__(self) -> str:
+        return f"{durations.write(self.at_least)} to {durations.write(self.at_most)}"
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split `host:port` or `[ipv6]:port`."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is not an address such as 127.0.0.1:7400")
+    if host.startswith("[") and host.endswith("]"):
+        return host[1:-1], int(port)
+    if ":" in host:
+        raise ValueError(f"{address!r}: write an IPv6 address in brackets, [::1]:7400")
+    return host, int(port)
+
+
+def _parse_duration(value: object) -> Micros:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("write a duration such as 250ms, 5s, 1m30s or 24h")
+    return durations.parse(str(value))
+
+
+def _check_address(address: str) -> str:
+    host_and_port(address)
+    return address
+
+
+def _check_name(name: str) -> str:
+    if not names.is_name(name):
+        raise ValueError(f"1 to {bounds.MAX_NAME_BYTES} characters of {names.ALPHABET} are wanted")
+    return name
+
+
+def _split_list(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _name_node() -> str:
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] or "node"
+    return f"{host}-{secrets.token_hex(4)}"
+
+
+Duration = Annotated[Micros, BeforeValidator(_parse_duration)]
+Address = Annotated[str, AfterValidator(_check_address)]
+
+
+class Settings(BaseSettings):
+    """All settings of one node. Cannot be changed once made; `load` makes it and explains what is wrong."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        validate_default=False,
+    )
+
+    node_id: Annotated[str, AfterValidator(_check_name)] = Field(
+        default_factory=_name_node,
+        description="Name of this node, unique in the cluster. Default: the host's name with a random ending.",
+    )
+    api_listen: Address = Field(
+        default=f"127.0.0.1:{bounds.API_PORT}",
+        description="Where clients and workers are served, host:port. Port 0 takes a free one.",
+    )
+    advertise: Address | None = Field(
+        default=None,
+        description="Where others reach api-listen, host:port. Default: api-listen itself, with the host's name in"
+        " place of a wildcard address.",
+    )
+    admin_listen: Address = Field(
+        default=f"127.0.0.1:{bounds.ADMIN_PORT}",
+        description="Where /metrics, /healthz and /readyz are served, host:port. Port 0 takes a free one.",
+    )
+    store: StoreKind = Field(
+        default=StoreKind.POSTGRES,
+        description="Where tasks are kept: postgres, or memory, which loses them with the process.",
+    )
+    postgres_dsn: SecretStr | None = Field(
+        default=None,
+        description="Connection string of Postgres, postgresql://user@host:5432/database. No flag: it may hold a"
+        " password.",
+    )
+    postgres_dsn_file: Path | None = Field(
+        default=None,
+        description="File that holds the connection string, in place of DUECOURSE_POSTGRES_DSN.",
+    )
+    coordination: CoordinationKind = Field(
+        default=CoordinationKind.SOLO,
+        description="How nodes agree who leads which shard: solo, one node alone.",
+    )
+    shards: int = Field(
+        default=bounds.DEFAULT_SHARDS,
+        ge=1,
+        le=bounds.SLOTS,
+        description="How many shards a store gets that this node creates (memory). Any other keeps its own number.",
+    )
+    lease: Annotated[Duration, AfterValidator(DurationRange(100 * bounds.MILLISECOND, bounds.HOUR))] = Field(
+        default=bounds.DEFAULT_LEASE,
+        description="How long a worker may be silent before its attempts are taken from it. At least 15s and three"
+        " heartbeat intervals.",
+    )
+    heartbeat: Annotated[Duration, AfterValidator(DurationRange(20 * bounds.MILLISECOND, bounds.MINUTE))] = Field(
+        default=bounds.DEFAULT_HEARTBEAT,
+        description="How often workers and nodes tell each other that they live.",
+    )
+    horizon: Annotated[Duration, AfterValidator(DurationRange(2 * bounds.BUCKET, bounds.HOUR))] = Field(
+        default=bounds.HORIZON,
+        description="How far ahead due tasks are loaded into memory. A multiple of 10s.",
+    )
+    retention: Annotated[Duration, AfterValidator(DurationRange(bounds.MIN_RETENTION, bounds.MAX_DELAY))] = Field(
+        default=bounds.DEFAULT_RETENTION,
+        description="How long ended tasks are kept, and their ids with them.",
+    )
+    drain: Annotated[Duration, AfterValidator(DurationRange(0, bounds.HOUR))] = Field(
+        default=bounds.DRAIN,
+        description="How long a node that shuts down gives calls and streams to end by themselves.",
+    )
+    idle_check: Annotated[Duration, AfterValidator(DurationRange(20 * bounds.MILLISECOND, 5 * bounds.SECOND))] = Field(
+        default=bounds.IDLE_CHECK,
+        description="How often a node asks the store whether its terms still stand.",
+    )
+    commit_lanes: int = Field(
+        default=bounds.COMMIT_LANES,
+        ge=1,
+        le=16,
+        description="How many transactions are under way at once.",
+    )
+    max_pending_submissions: int = Field(
+        default=bounds.MAX_PENDING_SUBMISSIONS,
+        ge=bounds.MAX_BATCH,
+        le=10_000_000,
+        description="How many submissions may wait to become durable before more are refused with RESOURCE_EXHAUSTED.",
+    )
+    max_worker_streams: int = Field(
+        default=bounds.MAX_WORKER_STREAMS,
+        ge=1,
+        le=100_000,
+        description="How many worker streams may be open before more are refused with RESOURCE_EXHAUSTED.",
+    )
+    reflection: bool = Field(
+        default=False,
+        description="Serve gRPC reflection, so that tools can list the methods.",
+    )
+    log_format: LogFormat = Field(
+        default=LogFormat.AUTO,
+        description="console (for people), json (for machines), or auto: console on a terminal, else json.",
+    )
+    log_level: LogLevel = Field(
+        default=LogLevel.INFO,
+        description="Log events below this importance are left out.",
+    )
+    short_times: bool = Field(
+        default=False,
+        description="For tests: allow leases below 15s.",
+        json_schema_extra={"hidden": True},
+    )
+    failpoints: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)] = Field(
+        default=(),
+        description="For fault tests: names, separated by commas, of points at which the process kills itself.",
+        json_schema_extra={"hidden": True},
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Look at flags, then the environment, then the file."""
+        file = os.environ.get(FILE_VARIABLE)
+        if not file:
+            return init_settings, env_settings
+        if not Path(file).is_file():
+            raise SettingsError(f"{FILE_VARIABLE}: there is no file {file}")
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        shortest = bounds.HEARTBEATS_PER_LEASE * self.heartbeat
+        if self.lease < shortest:
+            raise ValueError(
+                f"lease: {durations.write(self.lease)} is less than {bounds.HEARTBEATS_PER_LEASE} heartbeat intervals,"
+                f" {durations.write(shortest)}"
+            )
+        if self.lease < bounds.MIN_LEASE and not self.short_times:
+            raise ValueError(
+                f"lease: {durations.write(self.lease)} is less than the shortest, {durations.write(bounds.MIN_LEASE)}"
+            )
+        if self.horizon % bounds.BUCKET:
+            raise ValueError(
+                f"horizon: {durations.write(self.horizon)} is not a multiple of {durations.write(bounds.BUCKET)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_postgres(self) -> Self:
+        sources = (self.postgres_dsn is not None) + (self.postgres_dsn_file is not None)
+        if sources == 2:
+            raise ValueError("postgres_dsn: set either the connection string or its file, not both")
+        if sources == 0 and self.store is StoreKind.POSTGRES:
+            raise ValueError(
+                "postgres_dsn: where is Postgres? Set DUECOURSE_POSTGRES_DSN or --postgres-dsn-file,"
+                " or run `duecourse dev`, which brings its own"
+            )
+        return self
+
+    def read_postgres_dsn(self) -> str:
+        """Return the connection string of Postgres; it may hold a password. Raises InvalidSettings."""
+        if self.postgres_dsn_file is None:
+            assert self.postgres_dsn is not None
+            return self.postgres_dsn.get_secret_value()
+        try:
+            dsn = self.postgres_dsn_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidSettings(f"postgres_dsn_file: {error}") from error
+        if not dsn:
+            raise InvalidSettings(f"postgres_dsn_file: {self.postgres_dsn_file} is empty")
+        return dsn
+
+    def advertised_address(self, port: int) -> str:
+        """Return where others reach the API, once its listener was given a port."""
+        if self.advertise is not None:
+            return self.advertise
+        host, _ = host_and_port(self.api_listen)
+        if host in _WILDCARDS:
+            host = socket.gethostname()
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def load(flags: Mapping[str, object]) -> Settings:
+    """Gather the settings; `flags` are those given on the command line, by name. Raises InvalidSettings."""
+    try:
+        return Settings(**cast(dict[str, Any], dict(flags)))
+    except ValidationError as error:
+        raise InvalidSettings("\n".join(_explain(fault["loc"], fault["msg"]) for fault in error.errors())) from None
+    except SettingsError as error:
+        raise InvalidSettings(str(error)) from error
+    except ValueError as error:
+        # Of the sources only the file can fail to parse: TOML's errors are ValueErrors, and so are those of decoding.
+        raise InvalidSettings(f"{os.environ.get(FILE_VARIABLE, 'settings')}: {error}") from error
+
+
+def _explain(location: tuple[int | str, ...], message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    if not location:
+        return message
+    name = str(location[0])
+    return f"{name}: {message if name in Settings.model_fields else 'there is no such setting'}"
