@@ -1,0 +1,150 @@
+"""Submits many tasks: cuts them into requests, keeps several in flight, and tells what became of each.
+
+Tasks are taken from the caller's iterable only as requests are made of them, so that a million of them need not be in
+memory as messages. What an item's answer calls worth another try is sent again with the same ids, in a smaller request,
+until the request's deadline.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from duecourse.client import errors, requests, tasks
+from duecourse.client.retry import Caller, Patience
+from duecourse.client.routing import Route
+from duecourse.model.instants import Micros
+from duecourse.v1 import task_service_pb2
+
+Result = tasks.SubmittedTask | errors.DuecourseError
+_UNANSWERED: Final = errors.ServerFault("the server left an item of the batch without an answer")
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Tasks that travel together. `positions` tells where in the results each one's answer belongs."""
+
+    request: task_service_pb2.SubmitTasksRequest
+    task_ids: list[str]
+    positions: list[int]
+
+
+class Submission:
+    """One `submit_many`: the tasks that are left, and the results so far."""
+
+    def __init__(self, waiting: Iterable[tasks.NewTask], namespace: str, batch_size: int) -> None:
+        self._waiting: Iterator[tasks.NewTask] = iter(waiting)
+        self._namespace = namespace
+        self._batch_size = batch_size
+        self._overhang: tasks.NewTask | None = None
+        self._results: list[Result] = []
+
+    async def run(self, caller: Caller, in_flight: int, timeout: Micros) -> list[Result]:
+        """Submit everything; return one result a task, in order."""
+        async with asyncio.TaskGroup() as group:
+            for lane in range(in_flight):
+                group.create_task(self._lane(caller, timeout), name=f"submit-{lane}")
+        return self._results
+
+    async def _lane(self, caller: Caller, timeout: Micros) -> None:
+        """Send one request after the other."""
+        while (batch := self._next_batch()) is not None:
+            patience = caller.patience(timeout, changes=True)
+            unanswered: _Batch | None = batch
+            while unanswered is not None:
+                unanswered = await self._send(caller, unanswered, patience)
+
+    def _next_batch(self) -> _Batch | None:
+        """Make the next request; None if there is nothing left."""
+        request = task_service_pb2.SubmitTasksRequest(namespace=self._namespace)
+        batch = _Batch(request, [], [])
+        results, task_ids, positions, messages = self._results, batch.task_ids, batch.positions, request.tasks
+        add, room = messages.add, requests.MAX_TASKS_BYTES
+        while len(task_ids) < self._batch_size:
+            task = self._overhang
+            if task is None and (task := next(self._waiting, None)) is None:
+                break
+            self._overhang = None
+            try:
+                task_id, size = requests.add_task(add, task)
+            except errors.InvalidArgument as refusal:
+                del messages[-1]
+                refusal.task_id = task.task_id
+                results.append(refusal)
+                continue
+            room -= size + requests.FRAMING_BYTES
+            if room < 0 and task_ids:
+                del messages[-1]
+                self._overhang = task
+                break
+            task_ids.append(task_id)
+            positions.append(len(results))
+            results.append(_UNANSWERED)
+        return batch if task_ids else None
+
+    async def _send(self, caller: Caller, batch: _Batch, patience: Patience) -> _Batch | None:
+        """Send a request and record its answers; return what is to be sent again."""
+
+        async def attempt(route: Route, seconds: float) -> task_service_pb2.SubmitTasksResponse:
+            return await route.tasks.SubmitTasks(batch.request, timeout=seconds)
+
+        try:
+            response = await caller.call(attempt, patience)
+        except errors.DuecourseError as failure:
+            for position, task_id in zip(batch.positions, batch.task_ids, strict=True):
+                self._results[position] = _of_task(failure, task_id)
+            return None
+        failed = self._record(batch, response)
+        if not failed:
+            return None
+        return await self._retry(batch, failed, patience)
+
+    def _record(
+        self, batch: _Batch, response: task_service_pb2.SubmitTasksResponse
+    ) -> list[tuple[int, errors.DuecourseError]]:
+        """Record the answers; return those worth another try, with their indexes in the batch."""
+        results = self._results
+        submitted_task = tasks.SubmittedTask
+        failed: list[tuple[int, errors.DuecourseError]] = []
+        answered = zip(batch.positions, batch.task_ids, response.results, strict=False)
+        for index, (position, task_id, result) in enumerate(answered):
+            submitted = result.submitted
+            uid = submitted.uid
+            if uid:
+                results[position] = submitted_task(task_id, uid, submitted.created)
+            elif result.HasField("error"):
+                failure = errors.from_item(result.error)
+                failure.task_id = task_id
+                results[position] = failure
+                if failure.is_worth_retrying:
+                    failed.append((index, failure))
+        return failed
+
+    async def _retry(
+        self, batch: _Batch, failed: list[tuple[int, errors.DuecourseError]], patience: Patience
+    ) -> _Batch | None:
+        """Wait as the most patient of the failures asks, and gather the items for another request."""
+        longest = max((failure for _, failure in failed), key=_wait_asked)
+        for _, failure in failed:
+            patience.note(failure)
+        if not await patience.allows_retry(longest):
+            for index, failure in failed:
+                self._results[batch.positions[index]] = _of_task(patience.verdict(failure), batch.task_ids[index])
+            return None
+        indexes = [index for index, _ in failed]
+        request = task_service_pb2.SubmitTasksRequest(namespace=self._namespace)
+        request.tasks.extend(batch.request.tasks[index] for index in indexes)
+        return _Batch(
+            request, [batch.task_ids[index] for index in indexes], [batch.positions[index] for index in indexes]
+        )
+
+
+def _wait_asked(failure: errors.DuecourseError) -> float:
+    return failure.retry_after.total_seconds() if failure.retry_after is not None else 0.0
+
+
+def _of_task(failure: errors.DuecourseError, task_id: str) -> errors.DuecourseError:
+    """Make one task's own copy of a failure."""
+    own = failure.as_kind(type(failure))
+    own.task_id = task_id
+    return own
