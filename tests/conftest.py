@@ -1,0 +1,3 @@
+"""What all tests share: the services that some of them run against."""
+
+pytest_plugins = ["services.postgres"]
