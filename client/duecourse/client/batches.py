@@ -6,13 +6,15 @@ until the request's deadline.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from duecourse.client import errors, requests, tasks
 from duecourse.client.retry import Caller, Patience
 from duecourse.client.routing import Route
+from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.v1 import task_service_pb2
 
@@ -36,7 +38,6 @@ class Submission:
         self._waiting: Iterator[tasks.NewTask] = iter(waiting)
         self._namespace = namespace
         self._batch_size = batch_size
-        self._overhang: tasks.NewTask | None = None
         self._results: list[Result] = []
 
     async def run(self, caller: Caller, in_flight: int, timeout: Micros) -> list[Result]:
@@ -48,39 +49,63 @@ class Submission:
 
     async def _lane(self, caller: Caller, timeout: Micros) -> None:
         """Send one request after the other."""
-        while (batch := self._next_batch()) is not None:
-            patience = caller.patience(timeout, changes=True)
-            unanswered: _Batch | None = batch
-            while unanswered is not None:
-                unanswered = await self._send(caller, unanswered, patience)
+        while (next_batch := self._next_batch()) is not None:
+            for batch in self._fitting(next_batch):
+                patience = caller.patience(timeout, changes=True)
+                unanswered: _Batch | None = batch
+                while unanswered is not None:
+                    unanswered = await self._send(caller, unanswered, patience)
 
     def _next_batch(self) -> _Batch | None:
-        """Make the next request; None if there is nothing left."""
+        """Make the next request of as many tasks, or about as many bytes, as one takes; None if nothing is left."""
         request = task_service_pb2.SubmitTasksRequest(namespace=self._namespace)
-        batch = _Batch(request, [], [])
-        results, task_ids, positions, messages = self._results, batch.task_ids, batch.positions, request.tasks
-        add, room = messages.add, requests.MAX_TASKS_BYTES
-        while len(task_ids) < self._batch_size:
-            task = self._overhang
-            if task is None and (task := next(self._waiting, None)) is None:
-                break
-            self._overhang = None
+        task_ids: list[str] = []
+        positions: list[int] = []
+        results, messages, room = self._results, request.tasks, requests.MAX_TASKS_BYTES
+        add, write_task = messages.add, requests.write_task
+        known = len(results)
+        for task in itertools.islice(self._waiting, self._batch_size):
             try:
-                task_id, size = requests.add_task(add, task)
+                task_id, size = write_task(add(), task)
             except errors.InvalidArgument as refusal:
                 del messages[-1]
                 refusal.task_id = task.task_id
                 results.append(refusal)
                 continue
-            room -= size + requests.FRAMING_BYTES
-            if room < 0 and task_ids:
-                del messages[-1]
-                self._overhang = task
-                break
             task_ids.append(task_id)
             positions.append(len(results))
             results.append(_UNANSWERED)
-        return batch if task_ids else None
+            room -= size
+            if room < bounds.MAX_PAYLOAD_BYTES:
+                break
+        return _Batch(request, task_ids, positions) if len(results) > known else None
+
+    def _fitting(self, batch: _Batch) -> Iterator[_Batch]:
+        """Cut a request until its parts are small enough to be sent; a task too large for any is refused."""
+        if not batch.task_ids:
+            return
+        if batch.request.ByteSize() <= requests.MAX_TASKS_BYTES:
+            yield batch
+        elif len(batch.task_ids) > 1:
+            middle = len(batch.task_ids) // 2
+            yield from self._fitting(self._part(batch, range(middle)))
+            yield from self._fitting(self._part(batch, range(middle, len(batch.task_ids))))
+        else:
+            try:
+                requests.check_size(batch.request.tasks[0])
+            except errors.InvalidArgument as refusal:
+                refusal.task_id = batch.task_ids[0]
+                self._results[batch.positions[0]] = refusal
+            else:
+                yield batch
+
+    def _part(self, batch: _Batch, indexes: Sequence[int]) -> _Batch:
+        """Make a smaller request of some of a request's tasks."""
+        request = task_service_pb2.SubmitTasksRequest(namespace=self._namespace)
+        request.tasks.extend(batch.request.tasks[index] for index in indexes)
+        return _Batch(
+            request, [batch.task_ids[index] for index in indexes], [batch.positions[index] for index in indexes]
+        )
 
     async def _send(self, caller: Caller, batch: _Batch, patience: Patience) -> _Batch | None:
         """Send a request and record its answers; return what is to be sent again."""
@@ -131,12 +156,7 @@ class Submission:
             for index, failure in failed:
                 self._results[batch.positions[index]] = _of_task(patience.verdict(failure), batch.task_ids[index])
             return None
-        indexes = [index for index, _ in failed]
-        request = task_service_pb2.SubmitTasksRequest(namespace=self._namespace)
-        request.tasks.extend(batch.request.tasks[index] for index in indexes)
-        return _Batch(
-            request, [batch.task_ids[index] for index in indexes], [batch.positions[index] for index in indexes]
-        )
+        return self._part(batch, [index for index, _ in failed])
 
 
 def _wait_asked(failure: errors.DuecourseError) -> float:

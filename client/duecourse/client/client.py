@@ -66,7 +66,8 @@ class Client:
         A failure carries the `task_id`: submitting it again with that id is the same submission.
         """
         request = task_service_pb2.SubmitTaskRequest(namespace=self._namespace)
-        task_id, _ = requests.add_task(lambda: request.task, task)
+        task_id, _ = requests.write_task(request.task, task)
+        requests.check_size(request.task)
 
         async def attempt(route: Route, seconds: float) -> task_service_pb2.SubmitTaskResponse:
             return await route.tasks.SubmitTask(request, timeout=seconds)

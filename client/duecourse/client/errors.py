@@ -20,10 +20,9 @@ Before it raises Unavailable or OutcomeUncertain, the client has tried again, wi
 This module is also the only one that reads statuses: of whole calls, and of the items of a batch.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import timedelta
-from types import MappingProxyType
 from typing import ClassVar, Final
 
 import grpc
@@ -36,10 +35,9 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 _REASON_PREFIX: Final = "ERROR_REASON_"
 # gRPC tells only in words that a request never left this machine. Whatever is not recognised counts as perhaps sent.
 _NEVER_SENT: Final = ("failed to connect to all addresses", "DNS resolution failed", "name resolution failed")
-_NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
     """What a status says, wherever it came from."""
 
@@ -48,7 +46,7 @@ class Details:
     message: str = ""
     field: str = ""
     retry_after: timedelta | None = None
-    metadata: Mapping[str, str] = _NO_METADATA
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class DuecourseError(Exception):
@@ -63,7 +61,7 @@ class DuecourseError(Exception):
         reason: str = "",
         field: str = "",
         retry_after: timedelta | None = None,
-        metadata: Mapping[str, str] = _NO_METADATA,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -72,7 +70,7 @@ class DuecourseError(Exception):
         """The path of the field at fault, if it is one field's."""
         self.retry_after = retry_after
         """How long the server asks to wait before another try."""
-        self.metadata = metadata
+        self.metadata = metadata or {}
         """More from the server, for people: an `error_id` to find in its log, for example."""
         self.task_id: str | None = None
         """The task that the call was about; a submission that is repeated with it is the same submission."""
@@ -171,7 +169,7 @@ def from_call(failed: grpc.aio.AioRpcError, address: str) -> DuecourseError:
     """Tell what became of a call to `address` that did not end OK."""
     details = _call_details(failed)
     if details.reason == "" and details.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        details = replace(details, message=f"no answer from {address} in time")
+        details = dataclasses.replace(details, message=f"no answer from {address} in time")
     return from_details(details)
 
 
@@ -206,17 +204,18 @@ def from_details(details: Details) -> DuecourseError:
 def _call_details(failed: grpc.aio.AioRpcError) -> Details:
     reason = field = ""
     retry_after = None
-    metadata: Mapping[str, str] = _NO_METADATA
-    for any_detail in _status(failed).details:
-        if any_detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-            info = error_details_pb2.ErrorInfo.FromString(any_detail.value)
-            if info.domain == DOMAIN:
-                reason, metadata = info.reason, MappingProxyType(dict(info.metadata))
-        elif any_detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
-            violations = error_details_pb2.BadRequest.FromString(any_detail.value).field_violations
-            field = violations[0].field if violations else ""
-        elif any_detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            retry_after = error_details_pb2.RetryInfo.FromString(any_detail.value).retry_delay.ToTimedelta()
+    metadata: Mapping[str, str] = {}
+    for detail in _status(failed).details:
+        match detail.TypeName():
+            case "google.rpc.ErrorInfo":
+                info = error_details_pb2.ErrorInfo.FromString(detail.value)
+                if info.domain == DOMAIN:
+                    reason, metadata = info.reason, dict(info.metadata)
+            case "google.rpc.BadRequest":
+                violations = error_details_pb2.BadRequest.FromString(detail.value).field_violations
+                field = violations[0].field if violations else ""
+            case "google.rpc.RetryInfo":
+                retry_after = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay.ToTimedelta()
     return Details(
         code=failed.code(),
         reason=reason,

@@ -5,7 +5,7 @@ bounds that only the server can judge are left to it.
 """
 
 import json
-from collections.abc import Callable
+import operator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -19,13 +19,24 @@ from duecourse.v1 import task_pb2, task_service_pb2
 JSON: Final = "application/json"
 MAX_TASKS_BYTES: Final = bounds.MAX_REQUEST_BYTES - 1024
 """How much the tasks of one request may take, so that namespace and framing fit beside them."""
-FRAMING_BYTES: Final = 8
-"""What a task takes in a request besides its own bytes, at most."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _uuid7 = uuid_utils.uuid7
+_options = operator.attrgetter(
+    "content_type",
+    "headers",
+    "priority",
+    "fairness_key",
+    "retry_policy",
+    "attempt_timeout",
+    "start_deadline",
+    "completion_deadline",
+    "on_lost_attempt",
+    "labels",
+)
+_NO_OPTIONS: Final = (None, None, 0, "", None, None, None, None, None, None)
 
 
 def new_id() -> str:
@@ -33,12 +44,8 @@ def new_id() -> str:
     return str(_uuid7())
 
 
-def add_task(add: Callable[[], task_pb2.NewTask], task: tasks.NewTask) -> tuple[str, int]:
-    """Write a task into the message that `add` makes; return the task's id and the message's size in bytes.
-
-    `add` is called once, also if the task is refused: then the message is to be dropped.
-    """
-    message = add()
+def write_task(message: task_pb2.NewTask, task: tasks.NewTask) -> tuple[str, int]:
+    """Write a task; return its id and the size of its payload. The hot path: a task costs about a microsecond here."""
     try:
         task_id = task.task_id
         if task_id is None:
@@ -60,13 +67,18 @@ def add_task(add: Callable[[], task_pb2.NewTask], task: tasks.NewTask) -> tuple[
             write_duration(message.delay, task.delay)
         else:
             message.now.SetInParent()
-        _write_options(message, task)
-        size = message.ByteSize()
+        if _options(task) != _NO_OPTIONS:
+            _write_options(message, task)
+        return task_id, len(payload)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise errors.InvalidArgument(f"the task cannot be sent: {error}") from error
+
+
+def check_size(task: task_pb2.NewTask) -> None:
+    """Refuse a task that no request can carry; gRPC would answer a request that is too large as an overload."""
+    size = task.ByteSize()
     if size > MAX_TASKS_BYTES:
         raise errors.InvalidArgument(f"the task has {size} bytes; a request can carry {MAX_TASKS_BYTES}")
-    return task_id, size
 
 
 def list_tasks(
