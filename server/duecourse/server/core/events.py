@@ -84,7 +84,8 @@ class End:
 class Hold:
     """A worker lists the leases that it holds; what it does not list it can have only if it is on its way.
 
-    `is_complete` False: presence only (Hello).
+    Every led shard gets one, with the leases whose task lies in it. `is_complete` False: presence only (Hello, whose
+    tokens come without their tasks and go to every shard).
     """
 
     holder: Holder

@@ -10,6 +10,9 @@ from typing import Any
 from duecourse.model.instants import Micros
 from duecourse.server.core.task import Task
 
+UNSENT = 2**62
+"""The assignment number of a lease that has not left the node yet: larger than any that a worker can have seen."""
+
 
 @dataclass(slots=True, eq=False)
 class Holder:
@@ -48,7 +51,7 @@ class Lease:
     """Elapsed time at which the worker is asked to stop."""
     stored_at: Micros
     """Elapsed time of the last stored sign of life."""
-    assignment_number: int = 0
+    assignment_number: int = UNSENT
     """The number of the Assignments message that carried it on its holder's stream; 0 if another stream did."""
     stop_asked_at: Micros | None = None
     """Elapsed time at which the worker was asked to stop for lack of time."""

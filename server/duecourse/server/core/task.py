@@ -5,7 +5,7 @@ every transition and never altered in place. Payloads are not here: they stay in
 Times are microseconds since 1970 UTC on the cluster clock, durations are microseconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
@@ -180,11 +180,13 @@ class Task:
     create_time: Micros
     policy: Policy
     progress: Progress
+    is_ready: bool = False
+    """Due, in its lane's head, and the matcher may take it."""
+    key: TaskKey = field(init=False)
+    """How it is found."""
 
-    @property
-    def key(self) -> TaskKey:
-        """How the task is found."""
-        return TaskKey(self.namespace, self.task_id)
+    def __post_init__(self) -> None:
+        self.key = TaskKey(self.namespace, self.task_id)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,236 @@
+"""A task's transitions: each takes the last committed progress and returns the next one. All rules of a task are here.
+
+What every transition keeps: the revision grows by one; a terminal state has no due time and is left by none of them; at
+most one attempt is open, and it is open exactly while the state is LEASED or RUNNING; `attempts_used` counts every
+attempt of the round that was not proven unstarted, from its grant on.
+"""
+
+from dataclasses import replace
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.server.core import retry
+from duecourse.server.core.fence import Fence
+from duecourse.server.core.lease import Holder
+from duecourse.server.core.task import (
+    Answer,
+    Attempt,
+    AttemptOutcome,
+    Failure,
+    FailureReason,
+    Progress,
+    Task,
+    TaskState,
+)
+
+
+def submitted(run_at: Micros) -> Progress:
+    """Return the progress of a new task."""
+    return Progress(TaskState.PENDING, run_at, 1, 1, 0, 0, 0, False, False, None)
+
+
+def granted(task: Task, holder: Holder, token: bytes, node: str, fence: Fence, utc: Micros) -> Progress:
+    """Open the next attempt: counted from now on, whatever becomes of it."""
+    last = task.progress
+    number = last.attempt_count + 1
+    fencing_token = max(last.attempt.fencing_token + 1, utc) if last.attempt else utc
+    attempt = Attempt(
+        number,
+        last.round,
+        token,
+        holder.worker,
+        holder.incarnation,
+        node,
+        fence.epoch,
+        fencing_token,
+        utc,
+        utc,
+    )
+    return Progress(
+        TaskState.LEASED,
+        last.due_time,
+        last.revision + 1,
+        last.round,
+        number,
+        last.attempts_used + 1,
+        last.returns_in_row,
+        last.cancel_requested,
+        last.earlier_attempt_may_run,
+        attempt,
+        None,
+        None,
+        last.answers,
+    )
+
+
+def started(last: Progress, start_time: Micros) -> Progress:
+    """Note that the handler began."""
+    attempt = replace(_open_attempt(last), start_time=start_time)
+    return replace(last, state=TaskState.RUNNING, revision=last.revision + 1, attempt=attempt)
+
+
+def renewed(last: Progress, sign_of_life: Micros, fence: Fence, start_time: Micros | None) -> Progress:
+    """Store a sign of life and the epoch under which the attempt now runs; and its start, if that is news."""
+    attempt = replace(_open_attempt(last), sign_of_life=sign_of_life, epoch=fence.epoch)
+    state = last.state
+    if start_time is not None:
+        attempt.start_time = start_time
+        state = TaskState.RUNNING
+    return replace(last, state=state, revision=last.revision + 1, attempt=attempt)
+
+
+def succeeded(last: Progress, utc: Micros, start_time: Micros | None, digest: bytes) -> Progress:
+    """End the task: a handler did its work, even if a cancellation was requested."""
+    was = _open_attempt(last)
+    attempt = Attempt(
+        was.number,
+        was.round,
+        was.lease_token,
+        was.worker,
+        was.incarnation,
+        was.node,
+        was.epoch,
+        was.fencing_token,
+        was.lease_time,
+        was.sign_of_life,
+        was.start_time if start_time is None else start_time,
+        utc,
+        AttemptOutcome.SUCCEEDED,
+        None,
+        digest,
+    )
+    return Progress(
+        TaskState.SUCCEEDED,
+        None,
+        last.revision + 1,
+        last.round,
+        last.attempt_count,
+        last.attempts_used,
+        0,
+        last.cancel_requested,
+        last.earlier_attempt_may_run,
+        attempt,
+        utc,
+        None,
+        last.answers,
+    )
+
+
+def failed(
+    task: Task,
+    utc: Micros,
+    outcome: AttemptOutcome,
+    *,
+    is_retryable: bool = True,
+    is_lost: bool = False,
+    start_time: Micros | None = None,
+    failure: Failure | None = None,
+    digest: bytes | None = None,
+    retry_after: Micros | None = None,
+) -> Progress:
+    """End the open attempt without success, and decide what that means for the task.
+
+    `is_lost`: nobody vouches that the handler has ended. In order: a requested cancellation ends the task CANCELLED;
+    a lost attempt ends it where `fail_when_lost` says so; then the deadline, what is not retryable, and the number of
+    attempts; otherwise it waits for the next one.
+    """
+    last = task.progress
+    was = _open_attempt(last)
+    attempt = replace(
+        was,
+        start_time=was.start_time if start_time is None else start_time,
+        end_time=utc,
+        outcome=outcome,
+        failure=failure,
+        outcome_digest=digest,
+    )
+    last = replace(
+        last,
+        revision=last.revision + 1,
+        attempt=attempt,
+        returns_in_row=0,
+        earlier_attempt_may_run=last.earlier_attempt_may_run or is_lost,
+    )
+    if last.cancel_requested:
+        return _ended(last, TaskState.CANCELLED, utc)
+    policy = task.policy
+    if is_lost and policy.fail_when_lost:
+        return _ended(last, TaskState.FAILED, utc, FailureReason.OUTCOME_UNKNOWN)
+    if not is_retryable:
+        return _ended(last, TaskState.FAILED, utc, FailureReason.NON_RETRYABLE)
+    if last.attempts_used >= policy.max_attempts:
+        return _ended(last, TaskState.FAILED, utc, FailureReason.ATTEMPTS_EXHAUSTED)
+    wait = retry_after
+    if wait is None:
+        wait = retry.backoff(policy, last.attempts_used, task.uid, last.attempt_count)
+    due_time = utc + wait
+    if policy.completion_deadline is not None and due_time >= policy.completion_deadline:
+        return _ended(last, TaskState.FAILED, utc, FailureReason.COMPLETION_DEADLINE)
+    return replace(last, state=TaskState.RETRY_WAIT, due_time=due_time)
+
+
+def returned(last: Progress, utc: Micros, digest: bytes | None = None) -> Progress:
+    """End an attempt that is proven unstarted: it costs nothing, and the task waits again as it did before."""
+    attempt = replace(_open_attempt(last), end_time=utc, outcome=AttemptOutcome.RETURNED, outcome_digest=digest)
+    returns = last.returns_in_row + 1
+    used = last.attempts_used - 1
+    last = replace(last, revision=last.revision + 1, attempt=attempt, returns_in_row=returns, attempts_used=used)
+    if last.cancel_requested:
+        return _ended(last, TaskState.CANCELLED, utc)
+    wait = retry.return_backoff(returns)
+    due_time = utc + wait if wait else last.due_time
+    return replace(last, state=TaskState.RETRY_WAIT if used else TaskState.PENDING, due_time=due_time)
+
+
+def cancelled(last: Progress, utc: Micros, answers: tuple[Answer, ...]) -> Progress:
+    """End a waiting task."""
+    return _ended(replace(last, revision=last.revision + 1, answers=answers), TaskState.CANCELLED, utc)
+
+
+def cancel_requested(last: Progress, answers: tuple[Answer, ...]) -> Progress:
+    """Note the cancellation of a task whose attempt is out, before anyone is asked."""
+    return replace(last, revision=last.revision + 1, cancel_requested=True, answers=answers)
+
+
+def expired(task: Task, utc: Micros) -> Progress | None:
+    """Return the end of a waiting task whose deadline has passed, None if none has."""
+    reason = passed_deadline(task, utc)
+    if reason is None:
+        return None
+    return _ended(replace(task.progress, revision=task.progress.revision + 1), TaskState.FAILED, utc, reason)
+
+
+def passed_deadline(task: Task, utc: Micros) -> FailureReason | None:
+    """Tell which deadline of a waiting task has passed; `start_deadline` counts only while no attempt was used."""
+    policy = task.policy
+    if policy.completion_deadline is not None and utc >= policy.completion_deadline:
+        return FailureReason.COMPLETION_DEADLINE
+    if policy.start_deadline is not None and utc >= policy.start_deadline and not task.progress.attempts_used:
+        return FailureReason.START_DEADLINE
+    return None
+
+
+def first_deadline(task: Task) -> Micros | None:
+    """Return the instant at which a waiting task's first deadline passes, None if it has none."""
+    policy = task.policy
+    if policy.start_deadline is None or task.progress.attempts_used:
+        return policy.completion_deadline
+    if policy.completion_deadline is None:
+        return policy.start_deadline
+    return min(policy.start_deadline, policy.completion_deadline)
+
+
+def with_answer(answers: tuple[Answer, ...], answer: Answer) -> tuple[Answer, ...]:
+    """Keep an answer with the last ones."""
+    return (*answers, answer)[-bounds.MAX_REQUEST_ANSWERS :]
+
+
+def _ended(last: Progress, state: TaskState, utc: Micros, reason: FailureReason | None = None) -> Progress:
+    return replace(last, state=state, due_time=None, end_time=utc, failure_reason=reason)
+
+
+def _open_attempt(last: Progress) -> Attempt:
+    attempt = last.attempt
+    assert attempt is not None, "there is no attempt"
+    assert attempt.outcome is None, "the attempt has ended"
+    return attempt
