@@ -1,0 +1,27 @@
+"""`duecourse demo`: the main job, seen working: reminders on time on real Postgres, through a SIGKILL of the scheduler.
+
+The judge is a file that the worker writes, one line for each start of a handler, and not our own API: see `evidence`.
+"""
+
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    tasks: Annotated[int, typer.Option(min=1, max=100_000, help="How many reminders are submitted.")] = 2_000,
+    seconds: Annotated[int, typer.Option(min=2, max=600, help="Over how long they are due.")] = 20,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with logs, data and the worker's file.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the verdict as one JSON object; progress goes to stderr.")
+    ] = False,
+) -> None:
+    """See it work, in about a minute: reminders, a worker, and the scheduler killed by SIGKILL in the middle.
+
+    Starts Postgres, a node and a worker as child processes in a temporary folder, and leaves nothing behind. Exit
+    codes: 0 all promises kept, 1 one was broken, or something did not start.
+    """
+    from duecourse.cli.demo import story
+    from duecourse.cli.solo import running
+
+    raise typer.Exit(running.run(story.tell(tasks, seconds, keep=keep, as_json=json_output)))
