@@ -133,6 +133,11 @@ class Near:
         head = self.heads.get(task.lane)
         return key.due_time < self.horizon and (head is None or head.cursor is None or key <= head.cursor)
 
+    @property
+    def is_low(self) -> bool:
+        """Tell whether a lane runs low and its rest is in the store."""
+        return bool(self._low)
+
     def collect_loads(self, loads: list[LaneLoad]) -> None:
         """Ask for the rest of the lanes that run low."""
         for head in self._low:
@@ -156,6 +161,10 @@ class Near:
         """Merge the rest of a lane, as far as it was read; what `is_known` is newer in memory than in the read."""
         head = self.heads.get(lane)
         if head is None or head.version != version or not head.is_loading:
+            return
+        if not tasks and not is_end:
+            head.is_loading = False
+            self._low.add(head)
             return
         left_out = head.left_out
         cursor = None if is_end else due_key(tasks[-1])

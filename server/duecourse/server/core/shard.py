@@ -9,7 +9,7 @@ All of it ends with the term: the node drops the shard, and `close` answers thos
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -151,16 +151,9 @@ class Shard:
         """Return the elapsed time at which a cancellation has to be answered, None if none waits."""
         return self._waits[0][0] if self._waits else None
 
-    def close(self, uncertain: Iterable[Write], unsent: Iterable[Write], out: Effects) -> None:
-        """Answer everyone who waits: the term is over.
-
-        `uncertain` are the writes whose answer was lost, `unsent` those that were surely not applied.
-        """
+    def close(self, out: Effects) -> None:
+        """Answer those who wait in line: the term is over. `give_up` answers those whose writes are under way."""
         no_leader = errors.NoLeader(self.fence.shard)
-        for write in uncertain:
-            _give_up(write, errors.OutcomeUncertain(), out)
-        for write in unsent:
-            _give_up(write, no_leader, out)
         for line in self._busy.values():
             for event in line or ():
                 for origin in _origins(event):
@@ -508,7 +501,7 @@ class Shard:
     def _write_refused(self, event: WriteRefused, now: Now, out: Effects) -> None:
         """Set a write aside: tell its caller, and read its task again so that memory is what the store holds."""
         write = event.write
-        _give_up(write, errors.StoreFailed(event.detail), out)
+        give_up(write, errors.StoreFailed(event.detail), out)
         line = self._busy.pop(write.task.key)
         if isinstance(write, Update):
             write.cause = write.cause if isinstance(write.cause, Grant) else None
@@ -691,7 +684,7 @@ def _requested(progress: Progress) -> Cancelled:
     return Cancelled(CancelResult.REQUESTED, progress.state, progress.earlier_attempt_may_run)
 
 
-def _give_up(write: Write, error: errors.DomainError, out: Effects) -> None:
+def give_up(write: Write, error: errors.DomainError, out: Effects) -> None:
     """Tell those who wait for a write that it did not come to pass."""
     if isinstance(write, Insert):
         out.answers.append((write.origin, error))

@@ -1,0 +1,30 @@
+"""Deletes tasks whose retention is over, a small batch of one shard at a time."""
+
+from typing import Final, Never
+
+import structlog
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.server.shards.loop import Loop
+from duecourse.server.storage import StoreUnavailable, TaskStore
+
+_log = structlog.get_logger(__name__)
+
+_ROUND: Final[Micros] = bounds.MINUTE
+_BATCH: Final = 1_000
+
+
+async def run(store: TaskStore, loop: Loop, retention: Micros) -> Never:
+    """Go round the led shards for ever, one round a minute unless there is more to do."""
+    while True:
+        for shard in list(loop.shards.values()):
+            await loop.clock.sleep(_ROUND // max(1, len(loop.shards)))
+            if loop.shards.get(shard.fence.shard) is not shard:
+                continue
+            try:
+                while await store.purge(shard.fence, loop.clock.now().earliest - retention, _BATCH) == _BATCH:
+                    pass
+            except StoreUnavailable as error:
+                _log.warning("retention_delayed", shard=shard.fence.shard, detail=str(error))
+        await loop.clock.sleep(bounds.SECOND)

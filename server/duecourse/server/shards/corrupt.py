@@ -1,0 +1,25 @@
+"""What becomes of stored records that do not decode: set aside and reported, so that their shard goes on."""
+
+from collections.abc import Sequence
+
+import structlog
+
+from duecourse.server.shards.loop import Loop
+from duecourse.server.storage import CorruptRecord, StoreUnavailable, TaskStore
+from duecourse.server.telemetry.metrics import Metrics
+
+_log = structlog.get_logger(__name__)
+
+
+async def set_aside(store: TaskStore, loop: Loop, metrics: Metrics, records: Sequence[CorruptRecord]) -> None:
+    """End the tasks of these records FAILED; what cannot be set aside now will be met again by the next read."""
+    for record in records:
+        metrics.corrupt_records += 1
+        _log.error("record_corrupt", shard=record.shard, task_id=record.key.task_id, detail=record.detail)
+        shard = loop.shards.get(record.shard)
+        if shard is None:
+            continue
+        try:
+            await store.set_aside(shard.fence, record, loop.utc())
+        except StoreUnavailable as error:
+            _log.warning("record_not_set_aside", task_id=record.key.task_id, detail=str(error))

@@ -1,0 +1,335 @@
+"""`Loop`: drives all shards of a node from one inbox, and carries out what they ask for.
+
+A turn takes everything that arrived, lets the shards handle it, matches ready tasks with workers, and hands the effects
+on in batches. Turns run when something arrived and when something is due; between them nothing is done, and no sleep is
+longer than a second. A shard that fails in a way that nobody foresaw ends its own term, not the node.
+"""
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Never, Protocol
+
+import structlog
+
+from duecourse.model import bounds, slots
+from duecourse.model.instants import Micros, Now
+from duecourse.server.core import errors
+from duecourse.server.core.effects import Answer, Assignment, Effects, StopReason, Verdict
+from duecourse.server.core.events import Cancel, Event, Grant, Submit, Tick, Unsent
+from duecourse.server.core.lease import Holder, Lease
+from duecourse.server.core.matcher import Matcher
+from duecourse.server.core.shard import Shard, give_up
+from duecourse.server.core.task import Epoch, ShardId
+from duecourse.server.core.writes import Write
+from duecourse.server.failpoints import AFTER_ANSWER, BEFORE_ASSIGNMENT, Failpoints
+from duecourse.server.telemetry.metrics import Metrics
+from duecourse.timing.clock import Clock
+
+_log = structlog.get_logger(__name__)
+
+_MATCHES_PER_TURN = 2_048
+_TICK: Micros = bounds.LONGEST_SLEEP // 2
+
+
+class Streams(Protocol):
+    """What the loop has for the workers' streams."""
+
+    def assign(self, assignments: Sequence[Assignment]) -> Sequence[Lease]:
+        """Send assignments; returns the leases of those whose stream had ended."""
+        ...
+
+    def verdicts(self, verdicts: Sequence[tuple[Holder, bytes, Verdict]]) -> None:
+        """Tell what became of outcomes."""
+        ...
+
+    def stops(self, stops: Sequence[tuple[Holder, bytes, StopReason]]) -> None:
+        """Ask attempts to stop."""
+        ...
+
+    def lost(self, lost: Sequence[tuple[Holder, bytes]]) -> None:
+        """Tell which leases are lost."""
+        ...
+
+    def terms_started(self, terms: Sequence[tuple[ShardId, Epoch]]) -> None:
+        """Tell which terms this node has begun."""
+        ...
+
+
+class Lanes(Protocol):
+    """Where writes go."""
+
+    def submit(self, shard: Shard, writes: list[Write]) -> None:
+        """Commit writes, in order."""
+        ...
+
+
+class Reading(Protocol):
+    """Where reads go."""
+
+    def submit(self, effects: Effects, shards: Mapping[ShardId, Shard]) -> None:
+        """Carry out the reads of a turn."""
+        ...
+
+
+class Loop:
+    """See the module's docstring. Implements `streams.Port`."""
+
+    def __init__(self, clock: Clock, shard_count: int, lease: Micros, metrics: Metrics, failpoints: Failpoints) -> None:
+        self.shards: dict[ShardId, Shard] = {}
+        """The shards that this node leads and has loaded."""
+        self.clock = clock
+        self.matcher = Matcher()
+        self.is_granting = True
+        self.last_turn = clock.elapsed()
+        self._shard_count = shard_count
+        self._lease = lease
+        self._metrics = metrics
+        self._failpoints = failpoints
+        self._inbox: list[tuple[Shard, Event]] = []
+        self._wake = asyncio.Event()
+        self._next_tick = 0
+        self._streams: Streams
+        self._lanes: Lanes
+        self._reads: Reading
+        self._resolve: Callable[[Any, Answer], None]
+        self._fail: Callable[[Shard, Sequence[Write]], None]
+
+    def connect(
+        self,
+        streams: Streams,
+        lanes: Lanes,
+        reads: Reading,
+        resolve: Callable[[Any, Answer], None],
+        fail: Callable[[Shard, Sequence[Write]], None],
+    ) -> None:
+        """Name those to whom effects go; `fail` ends the term of a shard that broke."""
+        self._streams = streams
+        self._lanes = lanes
+        self._reads = reads
+        self._resolve = resolve
+        self._fail = fail
+
+    async def run(self) -> Never:
+        """Turn for ever."""
+        while True:
+            self._wake.clear()
+            self._turn()
+            if not self._wake.is_set():
+                await self._sleep()
+
+    async def _sleep(self) -> None:
+        """Wait until something arrives or is due."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._until_next() / bounds.SECOND, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+
+    # What others call: `streams.Port`, commands, lanes, terms.
+
+    def shard_of(self, namespace: str, task_id: str) -> ShardId:
+        """Return the shard that holds a task."""
+        return ShardId(slots.shard_of_slot(slots.slot_of(namespace, task_id), self._shard_count))
+
+    def leads(self, shard: ShardId) -> bool:
+        """Tell whether this node leads the shard and has loaded it."""
+        return shard in self.shards
+
+    def terms(self) -> Sequence[tuple[ShardId, Epoch]]:
+        """Return the terms that this node leads and has loaded."""
+        return [(shard.fence.shard, shard.fence.epoch) for shard in self.shards.values()]
+
+    def post(self, shard: ShardId, event: Event) -> None:
+        """Hand an event to a shard; one that the node does not lead drops it, and tells callers."""
+        led = self.shards.get(shard)
+        if led is None:
+            self._turn_away(event, errors.NoLeader(shard))
+        else:
+            self.post_to(led, event)
+
+    def post_to(self, shard: Shard, event: Event) -> None:
+        """Hand an event to a shard of this very term."""
+        self._inbox.append((shard, event))
+        self._wake.set()
+
+    def subscribe(self, holder: Holder, queues: frozenset[str], task_types: frozenset[str]) -> None:
+        """Make a worker's stream known to the matcher, without credit."""
+        self.matcher.subscribe(holder, queues, task_types)
+
+    def credit(self, holder: Holder, delta: int, task_type_deltas: Mapping[str, int]) -> int:
+        """Change a stream's credit; returns how much of a withdrawal was still unused."""
+        self._wake.set()
+        return self.matcher.add_credit(holder, delta, task_type_deltas)
+
+    def unsubscribe(self, holder: Holder) -> None:
+        """Forget a stream and its credit."""
+        self.matcher.unsubscribe(holder)
+
+    def elapsed(self) -> Micros:
+        """Read the elapsed time."""
+        return self.clock.elapsed()
+
+    def utc(self) -> Micros:
+        """Read the cluster clock's latest."""
+        return self.clock.now().latest
+
+    def begin(self, shards: Iterable[Shard]) -> None:
+        """Take in shards whose terms have begun."""
+        begun = list(shards)
+        for shard in begun:
+            self.shards[shard.fence.shard] = shard
+        self._streams.terms_started([(shard.fence.shard, shard.fence.epoch) for shard in begun])
+        self._next_tick = 0
+        self._wake.set()
+
+    def end(self, shard: Shard, uncertain: Iterable[Write] = (), unsent: Iterable[Write] = ()) -> bool:
+        """Drop a shard whose term is over; False if it was dropped before.
+
+        Those who wait for `uncertain` writes, whose answer was lost, and for `unsent` ones, surely not applied, are
+        told so in any case.
+        """
+        number = shard.fence.shard
+        out = Effects()
+        for write in uncertain:
+            give_up(write, errors.OutcomeUncertain(), out)
+        for write in unsent:
+            give_up(write, errors.NoLeader(number), out)
+        is_led = self.shards.get(number) is shard
+        if is_led:
+            del self.shards[number]
+            shard.close(out)
+        for origin, answer in out.answers:
+            self._resolve(origin, answer)
+        for lane, holder in out.unmatched:
+            self.matcher.unmatched(lane, holder)
+        return is_led
+
+    # A turn.
+
+    def _turn(self) -> None:
+        now = self.clock.now()
+        self.last_turn = now.elapsed
+        out = Effects()
+        inbox = self._inbox
+        self._inbox = []
+        for shard, event in inbox:
+            if self.shards.get(shard.fence.shard) is shard:
+                self._handle(shard, event, now, out)
+            else:
+                self._turn_away(event, errors.NoLeader(shard.fence.shard))
+        self._tick(now, out)
+        if out.ready:
+            self.matcher.add(out.ready)
+            out.ready = []
+        for lane, holder in out.unmatched:
+            self.matcher.unmatched(lane, holder)
+        out.unmatched = []
+        if self.is_granting:
+            self._match(now, out)
+        for shard in self.shards.values():
+            if shard.near.is_low:
+                shard.collect_loads(out)
+        self._carry_out(out)
+
+    def _handle(self, shard: Shard, event: Event, now: Now, out: Effects) -> None:
+        try:
+            shard.handle(event, now, out)
+        except Exception:
+            number = shard.fence.shard
+            _log.exception("shard_failed", shard=number, epoch=shard.fence.epoch, event_kind=type(event).__name__)
+            unsent = [write for write in out.writes if write.task.shard == number]
+            out.writes = [write for write in out.writes if write.task.shard != number]
+            self._turn_away(event, errors.NoLeader(number))
+            self._fail(shard, unsent)
+
+    def _tick(self, now: Now, out: Effects) -> None:
+        is_due = now.elapsed >= self._next_tick
+        if is_due:
+            self._metrics.loop_lag.observe(now.elapsed - self._next_tick if self._next_tick else 0)
+            self._next_tick = now.elapsed + _TICK
+        tick = Tick()
+        for shard in list(self.shards.values()):
+            next_due = shard.near.next_due()
+            next_wait = shard.next_wait()
+            if (
+                is_due
+                or (next_due is not None and next_due <= now.earliest)
+                or (next_wait is not None and next_wait <= now.elapsed)
+            ):
+                self._handle(shard, tick, now, out)
+
+    def _match(self, now: Now, out: Effects) -> None:
+        matches = list(self.matcher.match(now.earliest, _MATCHES_PER_TURN))
+        if not matches:
+            return
+        if len(matches) == _MATCHES_PER_TURN:
+            self._wake.set()
+        tokens = os.urandom(16 * len(matches))
+        for index, (task, holder) in enumerate(matches):
+            shard = self.shards.get(task.shard)
+            if shard is None:
+                self.matcher.unmatched(task.lane, holder)
+                continue
+            token = tokens[16 * index : 16 * index + 16]
+            self._handle(shard, Grant(task, holder, token, self._lease, holder.last_read), now, out)
+        for lane, holder in out.unmatched:
+            self.matcher.unmatched(lane, holder)
+
+    def _carry_out(self, out: Effects) -> None:
+        if out.writes:
+            by_shard: defaultdict[ShardId, list[Write]] = defaultdict(list)
+            for write in out.writes:
+                by_shard[write.task.shard].append(write)
+            for number, writes in by_shard.items():
+                self._lanes.submit(self.shards[number], writes)
+        if out.answers:
+            resolve = self._resolve
+            for origin, answer in out.answers:
+                resolve(origin, answer)
+            self._failpoints.passes(AFTER_ANSWER)
+        if out.assignments:
+            self._failpoints.passes(BEFORE_ASSIGNMENT)
+            self._metrics.grants += len(out.assignments)
+            for lease in self._streams.assign(out.assignments):
+                self.post(lease.task.shard, Unsent(lease))
+        if out.verdicts:
+            self._streams.verdicts(out.verdicts)
+        if out.stops:
+            self._streams.stops(out.stops)
+        if out.lost:
+            self._streams.lost(out.lost)
+        if out.task_reads or out.attempt_reads or out.lane_loads:
+            self._reads.submit(out, self.shards)
+        self._count(out)
+
+    def _count(self, out: Effects) -> None:
+        metrics = self._metrics
+        for outcome in out.ended:
+            metrics.attempts_ended[outcome] += 1
+        for lateness, is_retry in out.lateness:
+            metrics.observe_lateness(lateness, is_retry)
+        metrics.audit_misses += out.audit_misses
+
+    def _turn_away(self, event: Event, error: errors.DomainError) -> None:
+        if isinstance(event, Submit):
+            for _, origin in event.submissions:
+                self._resolve(origin, error)
+        elif isinstance(event, Cancel):
+            self._resolve(event.origin, error)
+        elif isinstance(event, Grant):
+            self.matcher.unmatched(event.task.lane, event.holder)
+
+    def _until_next(self) -> Micros:
+        now = self.clock.now()
+        wait = min(self._next_tick - now.elapsed, bounds.LONGEST_SLEEP)
+        for shard in self.shards.values():
+            next_due = shard.near.next_due()
+            if next_due is not None and next_due - now.earliest < wait:
+                wait = next_due - now.earliest
+            next_wait = shard.next_wait()
+            if next_wait is not None and next_wait - now.elapsed < wait:
+                wait = next_wait - now.elapsed
+        return max(0, wait)

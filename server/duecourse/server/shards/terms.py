@@ -1,0 +1,219 @@
+"""`Terms`: begins terms (raise, load, hand to the loop) and ends them.
+
+A term is a `Shard` in the loop; ending it drops the shard, and a new term makes a new one. There is no repair path
+beside raise and load: when a commit's answer was lost, what the store holds is read again under a higher epoch.
+
+Loads start after the raise has committed. Raises and loads that fail are tried again with a growing, jittered wait.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Never, Protocol
+
+import structlog
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.server.core.events import HeldLoaded
+from duecourse.server.core.shard import Shard, ShardOptions
+from duecourse.server.core.task import Epoch, ShardId
+from duecourse.server.core.writes import Write
+from duecourse.server.leadership import Leadership
+from duecourse.server.shards.buckets import horizon_at, post_buckets
+from duecourse.server.shards.corrupt import set_aside
+from duecourse.server.shards.lanes import CommitLanes
+from duecourse.server.shards.loop import Loop
+from duecourse.server.storage import Raised, RaiseRefused, RaiseRequest, ShardRow, Stale, StoreUnavailable, TaskStore
+from duecourse.server.telemetry.metrics import Metrics
+from duecourse.timing import backoff
+
+_log = structlog.get_logger(__name__)
+
+_FIRST_RETRY: Micros = 50 * bounds.MILLISECOND
+_LONGEST_RETRY: Micros = 2 * bounds.SECOND
+_HOLDERS_KEPT = 16
+
+
+class TermsChecked(Protocol):
+    """Who is told that the node's terms were held against the store: the streams tell their workers."""
+
+    def check_began(self) -> None:
+        """Note that a check begins."""
+        ...
+
+    def check_succeeded(self) -> None:
+        """Note that the store confirmed all terms as of the last `check_began`."""
+        ...
+
+
+class Standing(StrEnum):
+    """Where a shard stands on this node."""
+
+    UNLED = "unled"
+    LOADING = "loading"
+    LED = "led"
+
+
+class Terms:
+    """See the module's docstring. Implements `lanes.TermEnds` and `leadership.Taking`."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        loop: Loop,
+        leadership: Leadership,
+        options: ShardOptions,
+        horizon: Micros,
+        metrics: Metrics,
+    ) -> None:
+        self.loading: dict[ShardId, Epoch] = {}
+        """Shards whose term was raised and that are being loaded."""
+        self._store = store
+        self._loop = loop
+        self._leadership = leadership
+        self._options = options
+        self._horizon = horizon
+        self._metrics = metrics
+        self._lanes: CommitLanes
+        self._wanted: set[ShardId] = set()
+        self._tried: dict[ShardId, tuple[bytes, ...]] = {}
+        """The holders of this process's terms: a further raise must find one of them in the row."""
+        self._wake = asyncio.Event()
+
+    def connect(self, lanes: CommitLanes) -> None:
+        """Name the lanes whose writes end with a term."""
+        self._lanes = lanes
+
+    def standing(self, shard: ShardId) -> tuple[Standing, Epoch]:
+        """Return where a shard stands, and under which epoch."""
+        led = self._loop.shards.get(shard)
+        if led is not None:
+            return Standing.LED, led.fence.epoch
+        if shard in self.loading:
+            return Standing.LOADING, self.loading[shard]
+        return Standing.UNLED, Epoch(0)
+
+    # Ending.
+
+    def superseded(self, shard: Shard, answer: Stale, unsent: Sequence[Write] = ()) -> None:
+        """End a term because another has begun; `unsent` were not applied."""
+        if self._loop.end(shard, (), [*unsent, *self._lanes.withdraw(shard)]):
+            self._note_end(shard, "stale", f"epoch {answer.epoch}, holder {answer.holder.hex()}")
+            self._leadership.superseded(shard.fence.shard, answer)
+
+    def uncertain(self, shard: Shard, detail: str, uncertain: Sequence[Write], unsent: Sequence[Write]) -> None:
+        """End a term because the answer to `uncertain` was lost."""
+        if self._loop.end(shard, uncertain, unsent):
+            self._note_end(shard, "unknown", detail)
+            self._leadership.ended(shard.fence.shard)
+
+    def failed(self, shard: Shard, unsent: Sequence[Write]) -> None:
+        """End the term of a shard that broke."""
+        if self._loop.end(shard, (), [*unsent, *self._lanes.withdraw(shard)]):
+            self._note_end(shard, "failed", "")
+            self._leadership.ended(shard.fence.shard)
+
+    def _note_end(self, shard: Shard, reason: str, detail: str) -> None:
+        self._metrics.terms_ended[reason] += 1
+        _log.warning("term_ended", shard=shard.fence.shard, epoch=shard.fence.epoch, reason=reason, detail=detail)
+
+    # Beginning.
+
+    def take(self, shards: Sequence[ShardId]) -> None:
+        """Raise the epoch of shards and load them, in the background, until it succeeds or is refused."""
+        self._wanted.update(shards)
+        self._wake.set()
+
+    async def run(self) -> Never:
+        """Take what is wanted, for ever."""
+        waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
+        while True:
+            while not self._wanted:
+                self._wake.clear()
+                await self._wake.wait()
+            wanted = sorted(self._wanted)
+            try:
+                raised = await self._raise(wanted)
+                if raised:
+                    await self._load(raised)
+                waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
+            except StoreUnavailable as error:
+                _log.warning("shards_not_taken", shards=len(wanted), detail=str(error))
+                await self._loop.clock.sleep(next(waits))
+            finally:
+                self.loading.clear()
+
+    async def _raise(self, wanted: Sequence[ShardId]) -> Mapping[ShardId, Raised]:
+        requests = []
+        for shard in wanted:
+            holder = os.urandom(16)
+            tried = self._tried.get(shard)
+            requests.append(RaiseRequest(shard, holder, None, tried))
+            self._tried[shard] = (*(tried or ()), holder)[-_HOLDERS_KEPT:]
+        answers = await self._store.raise_epochs(self._leadership.coordination, requests, self._loop.clock.now().latest)
+        raised = {}
+        for shard, answer in answers.items():
+            if isinstance(answer, RaiseRefused):
+                self._wanted.discard(shard)
+                self._leadership.superseded(shard, answer)
+            else:
+                raised[shard] = answer
+                self.loading[shard] = answer.fence.epoch
+        return raised
+
+    async def _load(self, raised: Mapping[ShardId, Raised]) -> None:
+        began = self._loop.elapsed()
+        shards = sorted(raised)
+        horizon = horizon_at(self._loop.clock.now().latest, self._horizon)
+        held = await self._store.load_held(shards)
+        waiting = await self._store.load_buckets(shards, 0, horizon, self._options.head)
+        self._metrics.loads["term"] += 1
+        now = self._loop.clock.now()
+        begun = {
+            number: Shard(term.fence, term.first_sequence, horizon, self._options, now)
+            for number, term in raised.items()
+        }
+        self._loop.begin(begun.values())
+        for number, shard in begun.items():
+            self._loop.post_to(
+                shard,
+                HeldLoaded([task for task in held.tasks if task.shard == number], raised[number].raises),
+            )
+        post_buckets(self._loop, begun, waiting)
+        self._wanted.difference_update(shards)
+        self._metrics.terms_begun += len(begun)
+        _log.info(
+            "terms_begun",
+            shards=len(begun),
+            held=len(held.tasks),
+            near=len(waiting.tasks),
+            milliseconds=(self._loop.elapsed() - began) // bounds.MILLISECOND,
+        )
+        await set_aside(self._store, self._loop, self._metrics, [*held.corrupt, *waiting.corrupt])
+
+    # Watching.
+
+    async def watch(self, interval: Micros, checked: TermsChecked) -> Never:
+        """Hold all terms against the store's rows, again and again: an idle leader notices, too."""
+        while True:
+            await self._loop.clock.sleep(interval)
+            shards = list(self._loop.shards.values())
+            checked.check_began()
+            try:
+                rows = {row.shard: row for row in await self._store.shards()}
+            except StoreUnavailable as error:
+                _log.warning("terms_not_checked", detail=str(error))
+                continue
+            stale = [shard for shard in shards if not _is_proven(shard, rows.get(shard.fence.shard))]
+            for shard in stale:
+                row = rows.get(shard.fence.shard)
+                self.superseded(shard, Stale(row.epoch, row.holder) if row else Stale(Epoch(0), b""))
+            if not stale:
+                checked.check_succeeded()
+
+
+def _is_proven(shard: Shard, row: ShardRow | None) -> bool:
+    return row is not None and row.epoch == shard.fence.epoch and row.holder == shard.fence.holder
