@@ -61,6 +61,18 @@ def test_every_metric_is_listed_with_its_kind_and_labels() -> None:
     assert listed == expected
 
 
+def test_every_event_that_an_operator_should_see_is_listed() -> None:
+    listed = {row[0].strip("`"): row[1] for row in rows_of(OPERATIONS, "event")}
+    logged = {
+        event: "error" if level == "exception" else level
+        for path in (ROOT / "server").rglob("*.py")
+        for level, event in re.findall(
+            r'log\.(warning|error|exception|critical)\(\s*"(\w+)"', path.read_text(encoding="utf-8")
+        )
+    }
+    assert {event: level for event, level in logged.items() if listed.get(event) != level} == {}
+
+
 def test_every_error_reason_is_listed() -> None:
     listed = {row[0].strip("`") for row in rows_of(SEMANTICS, "reason")}
     names = {name.removeprefix("ERROR_REASON_") for name, number in error_reason_pb2.ErrorReason.items() if number}
