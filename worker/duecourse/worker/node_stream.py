@@ -1,0 +1,222 @@
+"""One stream to one node, as the protocol machine sees it: numbers, what is held on it, and what waits to be sent.
+
+::
+
+    OPENING ── Welcome ──▶ SERVING ── any end of the stream ──▶ CLOSED
+
+`outgoing` makes as few messages as possible of all that waits, in an order on which the digest of heartbeats relies:
+LeasesHeld, outcomes, Started, Credit, Goodbye, heartbeat. The digest covers the leases that came or were listed on this
+stream and whose outcome was not sent on it.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from enum import Enum
+from itertools import islice
+from typing import Final
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.worker import wire
+from duecourse.worker.attempt import RETURNED, Attempt, Failed, Phase, Success
+from duecourse.worker.credit import Account
+from duecourse.worker.sent import SentTimes
+
+MAX_MESSAGE_ATTEMPTS: Final = bounds.MAX_BATCH
+MAX_MESSAGE_BYTES: Final = bounds.MAX_REQUEST_BYTES // 4
+_REFERENCE_BYTES: Final = 2 * bounds.MAX_NAME_BYTES
+_FAILURE_BYTES: Final = bounds.MAX_FAILURE_MESSAGE_BYTES + bounds.MAX_FAILURE_TYPE_BYTES
+
+
+class StreamPhase(Enum):
+    """How far a stream has come."""
+
+    OPENING = 1
+    SERVING = 2
+    CLOSED = 3
+
+
+class NodeStream:
+    """The state of one stream; altered only by the protocol machine."""
+
+    def __init__(self, address: str, serial: int, hello: wire.Request, now: Micros) -> None:
+        self.address = address
+        self.serial = serial
+        """Counts this worker's streams to whichever node, from 1."""
+        self.phase = StreamPhase.OPENING
+        self.interval: Micros = bounds.DEFAULT_HEARTBEAT
+        self.heard_at = now
+        self.last_assignments = 0
+        self.account = Account()
+        self.outcomes: list[Attempt] = []
+        self.starts: list[Attempt] = []
+        self.answers: list[int] = []
+        self.is_goodbye_due = False
+        self.beat_at = now
+        self.is_beat_due = False
+        self._hello: wire.Request | None = hello
+        self._number = 0
+        self._sent = SentTimes()
+        self._renewals = SentTimes()
+        self._held: dict[bytes, int] = {}
+        self._digest = 0
+        self._renewed_number = 0
+        self._renewed_at: Micros = 0
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the node has said Welcome and the stream has not ended."""
+        return self.phase is StreamPhase.SERVING
+
+    @property
+    def has_outgoing(self) -> bool:
+        """Whether `outgoing` would make a message."""
+        if self.phase is StreamPhase.OPENING:
+            return self._hello is not None
+        return self.is_serving and bool(
+            self.outcomes
+            or self.starts
+            or self.answers
+            or self.account.unsent
+            or self.account.limited_unsent
+            or self.is_beat_due
+            or self.is_goodbye_due
+        )
+
+    def hold(self, token: bytes) -> None:
+        """Count a lease that came on this stream into the digest."""
+        self._held[token] = self._number
+        self._digest ^= int.from_bytes(token[:8], "big")
+
+    def release(self, token: bytes) -> None:
+        """Take a lease out of the digest, if it is in."""
+        if self._held.pop(token, None) is not None:
+            self._digest ^= int.from_bytes(token[:8], "big")
+
+    def sent_at(self, number: int) -> Micros | None:
+        """Tell when message `number` was sent at the latest possible, None if it was not."""
+        entry = self._sent.floor(number)
+        return entry[1] if entry else None
+
+    def confirmed(self, number: int) -> None:
+        """Take in that the node's terms stood after it had read message `number`."""
+        entry = self._renewals.floor(number)
+        if entry and entry[0] > self._renewed_number:
+            self._renewed_number, self._renewed_at = entry
+
+    def renewed_at(self, token: bytes) -> Micros | None:
+        """Tell when the message was sent that last renewed a lease on this stream; None if none did.
+
+        Only a message that was sent after the lease came or was listed can have covered it.
+        """
+        since = self._held.get(token)
+        return self._renewed_at if since is not None and since < self._renewed_number else None
+
+    def outgoing(self, held: Collection[Attempt], running: Mapping[bytes, Attempt], now: Micros) -> list[wire.Request]:
+        """Make messages of all that waits; they count as sent now. `held` is needed only if `answers` waits."""
+        if self._hello is not None:
+            hello, self._hello = self._hello, None
+            hello.number = self._next(now)
+            return [hello]
+        if not self.is_serving:
+            return []
+        messages: list[wire.Request] = []
+        for answers in self.answers:
+            messages.append(self._leases_held(answers, held, now))
+        self.answers.clear()
+        if self.outcomes:
+            messages.extend(self._outcomes(now))
+        begun = [attempt for attempt in self.starts if attempt.phase is Phase.RUNNING]
+        self.starts.clear()
+        for part in _parts(begun):
+            for attempt in part:
+                attempt.is_start_told = True
+            messages.append(wire.started(self._next(now), part, now))
+        if self.account.unsent or self.account.limited_unsent:
+            messages.append(wire.credit(self._next(now), self.account.unsent, self.account.limited_unsent))
+            self.account.unsent = 0
+            self.account.limited_unsent.clear()
+        if self.is_goodbye_due:
+            self.is_goodbye_due = False
+            messages.append(wire.goodbye(self._next(now)))
+        if self.is_beat_due:
+            self.is_beat_due = False
+            self.beat_at = now
+            messages.append(self._heartbeat(running, now))
+        return messages
+
+    def _next(self, now: Micros) -> int:
+        self._number += 1
+        self._sent.record(self._number, now)
+        return self._number
+
+    def _leases_held(self, answers: int, held: Collection[Attempt], now: Micros) -> wire.Request:
+        number = self._next(now)
+        for attempt in held:
+            if attempt.token not in self._held and attempt.sent_on != self.serial:
+                self.hold(attempt.token)
+            if attempt.token in self._held:
+                self._held[attempt.token] = number - 1
+        self._renewals.record(number, now)
+        return wire.leases_held(number, answers, self.last_assignments, held)
+
+    def _heartbeat(self, running: Mapping[bytes, Attempt], now: Micros) -> wire.Request:
+        number = self._next(now)
+        progress = []
+        for token in self._held:
+            attempt = running.get(token)
+            if attempt is not None and attempt.progress != attempt.progress_told:
+                attempt.progress_told = attempt.progress
+                progress.append(attempt)
+        self._renewals.record(number, now)
+        return wire.heartbeat(number, self.last_assignments, len(self._held), self._digest, progress, now)
+
+    def _outcomes(self, now: Micros) -> Iterator[wire.Request]:
+        successes: list[Attempt] = []
+        failures: list[Attempt] = []
+        returns: list[Attempt] = []
+        for attempt in self.outcomes:
+            attempt.is_queued = False
+            if attempt.phase is not Phase.ENDED:
+                continue
+            self.release(attempt.token)
+            attempt.sent_on = self.serial
+            outcome = attempt.outcome
+            if type(outcome) is Success:
+                successes.append(attempt)
+            elif outcome is RETURNED:
+                returns.append(attempt)
+            else:
+                failures.append(attempt)
+        self.outcomes.clear()
+        for part in _parts(returns):
+            yield wire.returned(self._next(now), part)
+        for part in _parts(successes):
+            yield wire.succeeded(self._next(now), part, now)
+        for part in _parts(failures):
+            yield wire.failed(self._next(now), part, now)
+
+
+def _parts(attempts: Iterable[Attempt]) -> Iterator[list[Attempt]]:
+    """Cut attempts into lists that each fit into a message, whatever their outcomes weigh."""
+    rest = iter(attempts)
+    while part := list(islice(rest, MAX_MESSAGE_ATTEMPTS)):
+        if sum(weight(one) for one in part) <= MAX_MESSAGE_BYTES:
+            yield part
+            continue
+        light: list[Attempt] = []
+        total = 0
+        for attempt in part:
+            total += weight(attempt)
+            if light and total > MAX_MESSAGE_BYTES:
+                yield light
+                light, total = [], weight(attempt)
+            light.append(attempt)
+        yield light
+
+
+def weight(attempt: Attempt) -> int:
+    """Tell roughly, and not too low, how many bytes an attempt takes in a message."""
+    outcome = attempt.outcome
+    if type(outcome) is Success:
+        return _REFERENCE_BYTES + len(outcome.result)
+    return _REFERENCE_BYTES + _FAILURE_BYTES if type(outcome) is Failed else _REFERENCE_BYTES

@@ -1,0 +1,162 @@
+"""Pumps messages between the protocol machine and one node over gRPC, and reopens the stream whatever ends it.
+
+One reader, one writer. The writer takes all that waits at once, so that under load a message carries what gathered
+while the one before was written. A stream whose node was silent for two intervals, or took no message for as long, is
+given up by `check`, which the worker's ticker calls.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final, Never
+
+import grpc
+from grpc.aio import AioRpcError, Channel, StreamStreamCall
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.timing import backoff
+from duecourse.timing.clock import Clock
+from duecourse.v1 import worker_service_pb2 as pb
+from duecourse.v1 import worker_service_pb2_grpc as pb_grpc
+from duecourse.worker.errors import ProtocolViolated
+from duecourse.worker.holdings import Action
+from duecourse.worker.node_stream import NodeStream
+from duecourse.worker.protocol import Protocol
+
+FIRST_RECONNECT: Final = 100 * bounds.MILLISECOND
+LONGEST_RECONNECT: Final = 5 * bounds.SECOND
+# A node cuts its batches to the size of a request; the rest is room for one that does not.
+MAX_RECEIVED_BYTES: Final = 8 * bounds.MAX_REQUEST_BYTES
+_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
+)
+
+_log = logging.getLogger("duecourse.worker")
+
+_Call = StreamStreamCall[pb.StreamAssignmentsRequest, pb.StreamAssignmentsResponse]
+
+
+class Pump:
+    """Keeps a stream to one node."""
+
+    def __init__(self, address: str, protocol: Protocol, clock: Clock, perform: Callable[[list[Action]], None]) -> None:
+        self.address = address
+        self.since: Micros = clock.now().latest
+        """When the stream last began or ceased to serve, by this machine's wall clock."""
+        self._protocol = protocol
+        self._clock = clock
+        self._perform = perform
+        self._stream: NodeStream | None = None
+        self._call: _Call | None = None
+        self._has_outgoing = asyncio.Event()
+        self._writing_since: Micros | None = None
+        self._was_serving = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the node has been heard on the stream that is open."""
+        return self._stream is not None and self._was_serving
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the node may grant on the stream: it is connected and does not drain."""
+        return self.is_connected and self._stream is not None and self._stream.account.is_open
+
+    def wake(self) -> None:
+        """Let the writer send what waits."""
+        if self._stream is not None and self._stream.has_outgoing:
+            self._has_outgoing.set()
+
+    def check(self, now: Micros) -> None:
+        """Give up a stream that is dead."""
+        stream, call = self._stream, self._call
+        if stream is None or call is None:
+            return
+        patience = bounds.SILENT_INTERVALS * stream.interval
+        is_stuck = self._writing_since is not None and now - self._writing_since > patience
+        if is_stuck or self._protocol.is_silent(stream, now):
+            _log.warning("stream silent", extra={"address": self.address, "is_stuck": is_stuck})
+            call.cancel()
+
+    async def run(self) -> Never:
+        """Open the stream again and again."""
+        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+            source = random.Random()
+            delays = backoff.delays(FIRST_RECONNECT, LONGEST_RECONNECT, source)
+            while True:
+                if await self._converse(channel):
+                    delays = backoff.delays(FIRST_RECONNECT, LONGEST_RECONNECT, source)
+                await self._clock.sleep(next(delays))
+
+    async def _converse(self, channel: Channel) -> bool:
+        """Hold one stream until it ends; tell whether the node had welcomed it."""
+        call: _Call = pb_grpc.WorkerServiceStub(channel).StreamAssignments()
+        self._call = call
+        self._stream = self._protocol.opened(self.address, self._clock.elapsed())
+        self._has_outgoing.set()
+        reason = "ended"
+        try:
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(self._write(call, self._stream), name=f"write to {self.address}")
+                reason = await self._read(call, self._stream)
+                writer.cancel()
+        finally:
+            call.cancel()
+            was_serving = self._close(self._stream)
+            if was_serving or reason != "ended":
+                _log.info("stream ended", extra={"address": self.address, "reason": reason})
+        return was_serving
+
+    def _close(self, stream: NodeStream) -> bool:
+        was_serving = self._was_serving
+        self._stream = self._call = self._writing_since = None
+        self._serves(False)
+        self._protocol.closed(stream)
+        # Outcomes and credit of this stream may have moved to others.
+        self._perform([])
+        return was_serving
+
+    async def _read(self, call: _Call, stream: NodeStream) -> str:
+        """Take in messages until the stream ends; return why it did."""
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                assert isinstance(message, pb.StreamAssignmentsResponse)
+                actions = self._protocol.received(stream, message, self._clock.elapsed())
+                if stream.is_serving and not self._was_serving:
+                    self._serves(True)
+                    _log.info("stream serving", extra={"address": self.address})
+                self._perform(actions)
+            return "closed by the node"
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return "given up"  # The call was cancelled, not this task.
+        except AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        except ProtocolViolated as error:
+            _log.error("protocol violated", extra={"address": self.address, "violation": str(error)})
+            return f"protocol violated: {error}"
+
+    async def _write(self, call: _Call, stream: NodeStream) -> None:
+        """Send what waits, as soon as it waits; end the call when it takes no more."""
+        try:
+            while True:
+                await self._has_outgoing.wait()
+                self._has_outgoing.clear()
+                for message in self._protocol.outgoing(stream, self._clock.elapsed()):
+                    self._writing_since = self._clock.elapsed()
+                    await call.write(message)
+                self._writing_since = None
+        except (asyncio.InvalidStateError, AioRpcError):
+            call.cancel()
+
+    def _serves(self, is_serving: bool) -> None:
+        if is_serving != self._was_serving:
+            self._was_serving = is_serving
+            self.since = self._clock.now().latest

@@ -1,0 +1,54 @@
+"""Who leads which shard, as far as this worker was told: each shard's highest epoch and the stream to its leader."""
+
+from dataclasses import dataclass
+
+from duecourse.model.instants import Micros
+from duecourse.worker.attempt import Attempt
+from duecourse.worker.node_stream import NodeStream
+
+
+@dataclass(slots=True)
+class _Term:
+    epoch: int
+    stream: NodeStream | None
+    """To the leader, while it is connected."""
+
+
+class Terms:
+    """The highest epochs, which are never forgotten, and what leaders have renewed."""
+
+    def __init__(self) -> None:
+        self._terms: dict[int, _Term] = {}
+
+    def learn(self, shard: int, epoch: int, stream: NodeStream) -> bool:
+        """Remember that the node of `stream` leads a shard; refuse if a higher epoch is known."""
+        term = self._terms.get(shard)
+        if term is None:
+            self._terms[shard] = _Term(epoch, stream)
+            return True
+        if epoch < term.epoch:
+            return False
+        term.epoch, term.stream = epoch, stream
+        return True
+
+    def highest(self, shard: int) -> int:
+        """Return the highest epoch known of a shard, 0 for none."""
+        term = self._terms.get(shard)
+        return 0 if term is None else term.epoch
+
+    def leader(self, shard: int) -> NodeStream | None:
+        """Return the stream to a shard's leader, if it is connected."""
+        term = self._terms.get(shard)
+        return None if term is None else term.stream
+
+    def closed(self, stream: NodeStream) -> None:
+        """Forget a stream that has ended, but none of the epochs."""
+        for term in self._terms.values():
+            if term.stream is stream:
+                term.stream = None
+
+    def counts_from(self, attempt: Attempt) -> Micros:
+        """Tell when a lease's time began, by its assignment and by what the shard's leader has renewed since."""
+        term = self._terms.get(attempt.shard)
+        renewed = None if term is None or term.stream is None else term.stream.renewed_at(attempt.token)
+        return attempt.counts_from if renewed is None else max(attempt.counts_from, renewed)
