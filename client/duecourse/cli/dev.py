@@ -5,12 +5,12 @@ told to or when one of the two ends by itself. What was submitted is kept for th
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from duecourse.cli import exits, output
 from duecourse.model import bounds
 
 
@@ -26,8 +26,8 @@ def dev(
 ) -> None:
     """Run Duecourse on this machine for developing: Postgres included, nothing else to install.
 
-    Ctrl-C stops everything that was started; the data is kept. Exit codes: 0 stopped by you, 1 something did not start
-    or ended by itself.
+    Ctrl-C stops everything that was started; the data is kept. Ends with 1 if something did not start or
+    ended by itself.
     """
     from duecourse.cli.solo import running
 
@@ -48,33 +48,30 @@ async def _dev(folder: Path, port: int, admin_port: int) -> int:
 
     for name, wanted in (("port", port), ("admin-port", admin_port)):
         if not cluster.is_free(wanted):
-            _tell(f"error: port {wanted} is in use: is another `duecourse dev` running? Choose another --{name}.")
-            return 1
+            return exits.fail(f"port {wanted} is in use: is another `duecourse dev` running? Choose another --{name}")
     clock = SystemClock()
     settings = {"reflection": "true"}
     if "DUECOURSE_DRAIN" not in os.environ:
         # Whoever presses Ctrl-C waits.
         settings["drain"] = "2s"
-    _tell(f"data: {folder} (kept between runs)")
+    output.tell(f"data: {folder} (kept between runs)")
     try:
         with children.Nursery() as nursery:
             async with cluster.SoloCluster(
-                nursery, folder, api_port=port, admin_port=admin_port, settings=settings, tell=_tell
+                nursery, folder, api_port=port, admin_port=admin_port, settings=settings, tell=output.tell
             ) as solo:
-                _tell(_welcome(solo.address, solo.admin_port))
+                _welcome(solo.address, solo.admin_port)
                 try:
                     while (ended := solo.what_ended()) is None:
                         await clock.sleep(100 * bounds.MILLISECOND)
-                    _tell(f"error: {ended}; stopping the rest")
+                    return exits.fail(f"{ended}; stopping the rest")
                 finally:
-                    _tell("stopping")
-                return 1
+                    output.tell("stopping")
     except (cluster.SoloError, OSError) as error:
-        _tell(f"error: {error}")
-        return 1
+        return exits.fail(str(error))
 
 
-def _welcome(address: str, admin_port: int) -> str:
+def _welcome(address: str, admin_port: int) -> None:
     from duecourse.cli.solo.cluster import HOST
 
     lines = [
@@ -90,9 +87,5 @@ def _welcome(address: str, admin_port: int) -> str:
     ]
     if not address.endswith(f":{bounds.API_PORT}"):
         lines.insert(3, f"  export DUECOURSE_ADDRESS={address}")
-    return "\n".join(lines)
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    for line in lines:
+        output.tell(line)

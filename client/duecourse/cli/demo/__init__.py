@@ -11,7 +11,7 @@ import typer
 def demo(
     tasks: Annotated[int, typer.Option(min=1, max=100_000, help="How many reminders are submitted.")] = 2_000,
     seconds: Annotated[int, typer.Option(min=2, max=600, help="Over how long they are due.")] = 20,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with logs, data and the worker's file.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the verdict as one JSON object; progress goes to stderr.")
     ] = False,

@@ -113,9 +113,11 @@ def judge(
 
 def _judge_repeat(task_id: str, starts: tuple[Start, ...], outcomes: Mapping[int, AttemptOutcome | None]) -> Repeat:
     """Judge one: every start but the last needs an attempt of its own, whose outcome allowed another."""
-    words = tuple(outcomes.get(start.attempt) or ("open" if start.attempt in outcomes else "unknown") for start in starts)
+    words = tuple(
+        outcomes.get(start.attempt) or ("open" if start.attempt in outcomes else "unknown") for start in starts
+    )
     is_allowed = all(
         earlier.attempt < later.attempt and outcomes.get(earlier.attempt) in ALLOW_ANOTHER
         for earlier, later in pairwise(starts)
     )
-    return Repeat(task_id, starts, tuple(str(word) for word in words), is_allowed and starts[-1].attempt in outcomes)
+    return Repeat(task_id, starts, tuple(map(str, words)), is_allowed and starts[-1].attempt in outcomes)

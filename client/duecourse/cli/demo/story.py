@@ -1,6 +1,5 @@
 """The demonstration from beginning to end: start, submit, kill, start again, wait, judge, leave nothing behind."""
 
-import json
 import secrets
 import shutil
 import sys
@@ -13,6 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from duecourse import client as sdk
+from duecourse.cli import exits, output
 from duecourse.cli.demo import evidence, report
 from duecourse.cli.demo.reminders import TASK_TYPE
 from duecourse.cli.demo.stage import Stage
@@ -27,9 +27,7 @@ _LEAD: Final = 2 * bounds.SECOND
 _SUBMITTED_PER_SECOND: Final = 4_000
 _LOOK_EVERY: Final = 100 * bounds.MILLISECOND
 _PATIENCE: Final = bounds.DEFAULT_LEASE + 30 * bounds.SECOND
-_OPEN: Final = frozenset(
-    (sdk.TaskState.PENDING, sdk.TaskState.LEASED, sdk.TaskState.RUNNING, sdk.TaskState.RETRY_WAIT)
-)
+_OPEN: Final = frozenset((sdk.TaskState.PENDING, sdk.TaskState.LEASED, sdk.TaskState.RUNNING, sdk.TaskState.RETRY_WAIT))
 
 
 async def tell(tasks: int, seconds: int, *, keep: bool, as_json: bool) -> int:
@@ -43,11 +41,12 @@ async def tell(tasks: int, seconds: int, *, keep: bool, as_json: bool) -> int:
             verdict, outage = await play.run()
         report.show(console, verdict, outage)
         if as_json:
-            sys.stdout.write(json.dumps(report.as_object(verdict, outage)) + "\n")
+            output.say_json(report.as_object(verdict, outage))
         return 0 if verdict.is_kept else 1
-    except (SoloError, sdk.DuecourseError) as error:
-        console.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-        return 1
+    except SoloError as error:
+        return exits.fail(str(error))
+    except sdk.DuecourseError as failure:
+        return exits.fail(exits.explain(failure, "the demonstration's node"), exits.of(failure))
     finally:
         if keep:
             console.print(f"kept: {folder}", highlight=False)
@@ -161,7 +160,7 @@ class Play:
 
 async def _are_open(client: sdk.Client) -> bool:
     wanted = sdk.TaskFilter(queue=QUEUE, states=_OPEN)
-    async for _ in client.list(wanted, page_size=1):
+    async for _ in client.list(wanted):
         return True
     return False
 

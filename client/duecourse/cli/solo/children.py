@@ -54,12 +54,6 @@ class Child:
         assert self._process.stdin is not None
         return self._process.stdin
 
-    @property
-    def stdout(self) -> IO[bytes]:
-        """Its standard output, if it was asked for."""
-        assert self._process.stdout is not None
-        return self._process.stdout
-
     async def wait(self) -> int:
         """Return its return code once it has ended."""
         while (code := self.returncode) is None:
@@ -86,11 +80,10 @@ class Child:
             self._process.wait()
 
     def close(self) -> None:
-        """Kill it if it still runs, and let go of its pipes."""
+        """Kill it if it still runs, and let go of its pipe."""
         self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def how_it_ended(self) -> str:
         """Describe its end for people."""
@@ -134,18 +127,18 @@ class Nursery:
         *,
         environment: Mapping[str, str] | None = None,
         output: Path | None = None,
-        is_spoken_to: bool = False,
+        takes_input: bool = False,
     ) -> Child:
         """Start a child, in our environment if none is given.
 
-        Its output goes to a file, or where ours goes; one that `is_spoken_to` has pipes as stdin and stdout.
+        Its output goes to a file, or where ours goes; one that `takes_input` has a pipe as stdin.
         """
         log = output.open("ab") if output else None
         try:
             process = subprocess.Popen(
                 list(command),
-                stdin=subprocess.PIPE if is_spoken_to else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if is_spoken_to else log,
+                stdin=subprocess.PIPE if takes_input else subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 env=environment,
                 start_new_session=True,
