@@ -1,0 +1,76 @@
+"""The options with which every command finds its cluster, and the client that it gets."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Coroutine, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from duecourse.cli import exits, values
+from duecourse.model import bounds
+
+if TYPE_CHECKING:
+    from duecourse.client import Client
+
+_Answer = TypeVar("_Answer")
+
+DEFAULT_ADDRESS: Final = f"127.0.0.1:{bounds.API_PORT}"
+DEFAULT_TIMEOUT: Final = "10s"
+
+Address = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        envvar="DUECOURSE_ADDRESS",
+        metavar="HOST:PORT",
+        help="Where a node is; several, separated by commas, are tried in turn.",
+    ),
+]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", envvar="DUECOURSE_NAMESPACE", metavar="NAME", help="Whose tasks these are.")
+]
+Timeout = Annotated[
+    str, typer.Option("--timeout", metavar="DURATION", help="How long to try before giving up, such as 500ms or 30s.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
+
+
+class Session:
+    """A client, and the event loop that it lives on."""
+
+    def __init__(self, runner: asyncio.Runner, client: "Client") -> None:
+        self._runner = runner
+        self.client = client
+
+    def run(self, call: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Make a call. Between calls an interrupt works as everywhere, also while input is waited for."""
+        return self._runner.run(call)
+
+
+@contextlib.contextmanager
+def session(address: str, namespace: str, timeout: str) -> Iterator[Session]:
+    """Open a client for one command; what goes wrong ends the command with a line and its exit code."""
+    limit = timedelta(microseconds=values.duration("--timeout", timeout))
+    # Says nothing by itself on standard error; what matters is in the errors.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from duecourse import client
+
+    with asyncio.Runner() as runner:
+        connected = client.Client(split(address), namespace=namespace, timeout=limit)
+        try:
+            yield Session(runner, connected)
+        except client.DuecourseError as failure:
+            raise typer.Exit(exits.fail(exits.explain(failure, address), exits.of(failure))) from None
+        finally:
+            runner.run(connected.close())
+
+
+def split(address: str) -> list[str]:
+    """Split the addresses of `--address`."""
+    addresses = [one.strip() for one in address.split(",") if one.strip()]
+    if not addresses:
+        raise typer.BadParameter("an address such as 127.0.0.1:7400 is wanted", param_hint="--address")
+    return addresses

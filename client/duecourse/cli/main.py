@@ -1,0 +1,54 @@
+"""The command line `duecourse`: which commands there are.
+
+A command imports what it needs when it runs, so that help and completion answer at once.
+"""
+
+from typing import Annotated
+
+import typer
+
+from duecourse.cli import clusters, dev, exits, output, servers, stores, tasks
+
+app = typer.Typer(
+    name="duecourse",
+    help="Duecourse, a durable delayed task scheduler: on time to the millisecond, never lost, and provably so.",
+    epilog=exits.EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(tasks.app)
+app.add_typer(clusters.app)
+app.add_typer(stores.app)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)(servers.server)
+app.command()(dev.dev)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        output.say(metadata.version("duecourse"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What commands show: tables and colours for a terminal, tab-separated lines for a pipe, JSON for programs.
+
+Answers go to standard output, everything else to standard error. Text that others wrote is shown with its control
+characters escaped, so that it can neither move the cursor nor fake a line.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def printable(text: str) -> str:
+    """Escape what is not to be printed as it is."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def is_terminal() -> bool:
+    """Tell whether a person looks at standard output."""
+    return sys.stdout.isatty()
+
+
+def say(line: str) -> None:
+    """Show a line of an answer."""
+    sys.stdout.write(f"{printable(line)}\n")
+
+
+def tell(line: str) -> None:
+    """Show a line that is not part of an answer."""
+    sys.stderr.write(f"{printable(line)}\n")
+    sys.stderr.flush()
+
+
+def say_json(value: Any) -> None:
+    """Show one JSON value on one line."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Show rows: as a table to a person, else one tab-separated line each, without a heading."""
+    if not is_terminal():
+        for row in rows:
+            sys.stdout.write("\t".join(map(printable, row)) + "\n")
+        return
+    from rich import box, console, table, text
+
+    shown = table.Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for column in columns:
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        shown.add_row(*(text.Text(printable(cell), style=_STYLES.get(cell, "")) for cell in row))
+    console.Console().print(shown)
+
+
+def say_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Show names and values, those that have one."""
+    known = [(name, printable(value)) for name, value in pairs if value]
+    if not is_terminal():
+        for name, value in known:
+            sys.stdout.write(f"{name}\t{value}\n")
+        return
+    from rich import console, table, text
+
+    shown = table.Table.grid(padding=(0, 2))
+    for name, value in known:
+        shown.add_row(text.Text(name, style="bold"), text.Text(value, style=_STYLES.get(value, "")))
+    console.Console().print(shown)
+
+
+_STYLES = {
+    "succeeded": "green",
+    "running": "cyan",
+    "leased": "cyan",
+    "retry_wait": "yellow",
+    "failed": "red",
+    "cancelled": "dim",
+    "led": "green",
+    "loading": "yellow",
+    "unled": "red",
+}

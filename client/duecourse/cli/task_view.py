@@ -1,0 +1,177 @@
+"""How a task is shown: as JSON for programs, as pairs and rows for people."""
+
+import base64
+import json
+from datetime import timedelta
+from typing import Any
+
+from duecourse.cli import values
+from duecourse.client import Attempt, Task
+from duecourse.model import durations
+
+COLUMNS = ("task id", "state", "type", "queue", "run at", "due", "attempts")
+ATTEMPT_COLUMNS = ("attempt", "round", "outcome", "worker", "leased", "started", "ended", "failure")
+_MOST_SHOWN_BYTES = 2_000
+
+
+def row(task: Task) -> tuple[str, ...]:
+    """Show a task on one line."""
+    return (
+        task.task_id,
+        task.state,
+        task.task_type,
+        task.queue,
+        values.write_instant(task.run_at),
+        values.write_instant(task.due_time),
+        str(task.attempt_count),
+    )
+
+
+def pairs(task: Task) -> list[tuple[str, str]]:
+    """Show a task whole, but its attempts; what is empty or at its default has no value."""
+    policy = task.retry_policy
+    return [
+        ("task id", task.task_id),
+        ("uid", task.uid.hex()),
+        ("namespace", task.namespace),
+        ("state", task.state),
+        ("failure reason", task.failure_reason or ""),
+        ("cancel requested", "yes" if task.cancel_requested else ""),
+        ("type", task.task_type),
+        ("queue", task.queue),
+        ("priority", str(task.priority) if task.priority else ""),
+        ("fairness key", task.fairness_key),
+        ("run at", values.write_instant(task.run_at)),
+        ("due", values.write_instant(task.due_time)),
+        ("created", values.write_instant(task.create_time)),
+        ("ended", values.write_instant(task.end_time)),
+        ("attempts", f"{task.attempt_count} (at most {policy.max_attempts} a round)"),
+        ("round", str(task.round) if task.round > 1 else ""),
+        ("attempt timeout", _duration(task.attempt_timeout) or ""),
+        ("start deadline", values.write_instant(task.start_deadline)),
+        ("completion deadline", values.write_instant(task.completion_deadline)),
+        ("on lost attempt", task.on_lost_attempt),
+        ("labels", _texts(task.labels)),
+        ("headers", _texts(task.headers)),
+        ("revision", str(task.revision)),
+        ("payload", _content(task.payload, task.content_type)),
+        ("result", _content(task.result, task.result_content_type)),
+    ]
+
+
+def attempt_row(attempt: Attempt) -> tuple[str, ...]:
+    """Show an attempt on one line."""
+    return (
+        str(attempt.number),
+        str(attempt.round),
+        attempt.outcome or "open",
+        attempt.worker,
+        values.write_instant(attempt.lease_time),
+        values.write_instant(attempt.start_time),
+        values.write_instant(attempt.end_time),
+        f"{attempt.failure.type}: {attempt.failure.message}" if attempt.failure else "",
+    )
+
+
+def as_json(task: Task) -> dict[str, Any]:
+    """Show a task as an object with the API's names; what it does not have is left out."""
+    policy = task.retry_policy
+    shown: dict[str, Any] = {
+        "namespace": task.namespace,
+        "task_id": task.task_id,
+        "uid": task.uid.hex(),
+        "queue": task.queue,
+        "task_type": task.task_type,
+        "state": task.state,
+        "failure_reason": task.failure_reason,
+        "cancel_requested": task.cancel_requested,
+        "run_at": values.write_instant(task.run_at),
+        "due_time": values.write_instant(task.due_time),
+        "create_time": values.write_instant(task.create_time),
+        "end_time": values.write_instant(task.end_time),
+        "priority": task.priority,
+        "fairness_key": task.fairness_key,
+        "retry_policy": _known(
+            {
+                "max_attempts": policy.max_attempts,
+                "initial_backoff": _duration(policy.initial_backoff),
+                "multiplier": policy.multiplier,
+                "max_backoff": _duration(policy.max_backoff),
+                "jitter": policy.jitter,
+            }
+        ),
+        "attempt_timeout": _duration(task.attempt_timeout),
+        "start_deadline": values.write_instant(task.start_deadline),
+        "completion_deadline": values.write_instant(task.completion_deadline),
+        "on_lost_attempt": task.on_lost_attempt,
+        "labels": dict(task.labels),
+        "headers": dict(task.headers),
+        "content_type": task.content_type,
+        "revision": task.revision,
+        "round": task.round,
+        "attempt_count": task.attempt_count,
+        "result_content_type": task.result_content_type,
+    }
+    _put_content(shown, "payload", task.payload, task.content_type)
+    _put_content(shown, "result", task.result, task.result_content_type)
+    if task.attempts is not None:
+        shown["attempts"] = [_attempt_as_json(attempt) for attempt in task.attempts]
+    return _known(shown)
+
+
+def _attempt_as_json(attempt: Attempt) -> dict[str, Any]:
+    return _known(
+        {
+            "number": attempt.number,
+            "round": attempt.round,
+            "outcome": attempt.outcome,
+            "worker": attempt.worker,
+            "incarnation": attempt.incarnation,
+            "node": attempt.node,
+            "shard": attempt.shard,
+            "epoch": attempt.epoch,
+            "fencing_token": attempt.fencing_token,
+            "lease_time": values.write_instant(attempt.lease_time),
+            "start_time": values.write_instant(attempt.start_time),
+            "end_time": values.write_instant(attempt.end_time),
+            "failure": attempt.failure and {"type": attempt.failure.type, "message": attempt.failure.message},
+        }
+    )
+
+
+def _known(shown: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in shown.items() if value is not None and value != ""}
+
+
+def _put_content(shown: dict[str, Any], name: str, content: bytes | None, content_type: str) -> None:
+    """Put JSON as it is, and other bytes as base64."""
+    if content is None:
+        return
+    if content and "json" in content_type:
+        try:
+            shown[name] = json.loads(content)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return
+    shown[f"{name}_base64"] = base64.b64encode(content).decode()
+
+
+def _content(content: bytes | None, content_type: str) -> str:
+    if not content:
+        return ""
+    try:
+        text = content[:_MOST_SHOWN_BYTES].decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text:
+        return f"{len(content)} bytes {content_type}".rstrip()
+    return text if len(content) <= _MOST_SHOWN_BYTES else f"{text}... ({len(content)} bytes)"
+
+
+def _texts(texts: Any) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(texts.items()))
+
+
+def _duration(duration: timedelta | None) -> str | None:
+    return None if duration is None else durations.write(duration // timedelta(microseconds=1))
