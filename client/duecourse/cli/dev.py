@@ -43,7 +43,7 @@ def default_folder() -> Path:
 
 
 async def _dev(folder: Path, port: int, admin_port: int) -> int:
-    from duecourse.cli.solo import children, cluster
+    from duecourse.cli.solo import children, cluster, running
     from duecourse.timing.clock import SystemClock
 
     for name, wanted in (("port", port), ("admin-port", admin_port)):
@@ -68,7 +68,7 @@ async def _dev(folder: Path, port: int, admin_port: int) -> int:
                 finally:
                     output.tell("stopping")
     except (cluster.SoloError, OSError) as error:
-        return exits.fail(str(error))
+        return running.fail(error)
 
 
 def _welcome(address: str, admin_port: int) -> None:

@@ -49,7 +49,7 @@ async def _run(
                 async with laboratory.opened(setup, meter) as lab:
                     repeats.append(await measure(lab))
     except SoloError as error:
-        return exits.fail(str(error))
+        return running.fail(error)
     except sdk.DuecourseError as failure:
         return exits.fail(exits.explain(failure, setup.address or "the cluster"), exits.of(failure))
     figures.show(Console(), title, repeats)

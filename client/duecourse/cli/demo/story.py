@@ -16,6 +16,7 @@ from duecourse.cli import exits, output
 from duecourse.cli.demo import evidence, report
 from duecourse.cli.demo.reminders import TASK_TYPE
 from duecourse.cli.demo.stage import Stage
+from duecourse.cli.solo import running
 from duecourse.cli.solo.children import Child, Nursery
 from duecourse.cli.solo.cluster import SoloCluster, SoloError
 from duecourse.model import bounds
@@ -44,7 +45,7 @@ async def tell(tasks: int, seconds: int, *, keep: bool, as_json: bool) -> int:
             output.say_json(report.as_object(verdict, outage))
         return 0 if verdict.is_kept else 1
     except SoloError as error:
-        return exits.fail(str(error))
+        return running.fail(error)
     except sdk.DuecourseError as failure:
         return exits.fail(exits.explain(failure, "the demonstration's node"), exits.of(failure))
     finally:

@@ -141,7 +141,11 @@ class SoloCluster:
         except embedded.EmbeddedPostgresError as error:
             raise SoloError(str(error)) from error
         self._tell("migrating the store")
-        await migrate.migrate(postgres.dsn, bounds.DEFAULT_SHARDS)
+        storage = importlib.import_module("duecourse.server.storage")
+        try:
+            await migrate.migrate(postgres.dsn)
+        except (storage.StoreUnavailable, storage.StoreRefused) as error:
+            raise SoloError(f"the store in {self._folder} cannot be used: {error}") from error
 
     def _environment(self) -> dict[str, str]:
         settings = {

@@ -54,8 +54,8 @@ def end(held: dict[str, signal.Signals], born: float, grace_seconds: float = GRA
                 asked[who] = pid
                 _send(pid, number)
         select.select([], [], [], _LOOK_EVERY)
-    for who in held:
-        _send(asked[who], signal.SIGKILL)
+    for pid in (asked[who] for who in held if who in asked):
+        _send(pid, signal.SIGKILL)
 
 
 def _pid_of(who: str, born: float) -> int | None:

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from duecourse.cli import exits, output
+
 INTERRUPTED: Final = 130
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -27,6 +29,15 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
     for number in _SIGNALS:
         loop.add_signal_handler(number, this.cancel)
     return await main
+
+
+def fail(error: Exception) -> exits.ExitCode:
+    """Tell why it did not work; the end of a log, below the reason, keeps its lines."""
+    reason, *log = str(error).splitlines()
+    code = exits.fail(reason)
+    for line in log:
+        output.tell(line)
+    return code
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
