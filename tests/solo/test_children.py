@@ -1,5 +1,6 @@
 """Children: output, input and ends; and that none outlives its owner, however the owner ends."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -21,12 +22,7 @@ with Nursery() as nursery:
     signal.pause()
 """
 SLEEPER = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
-STUBBORN = [
-    sys.executable,
-    "-S",
-    "-c",
-    "import signal; signal.signal(15, signal.SIG_IGN); print('on', flush=True); signal.pause()",
-]
+DEAF = "import signal; signal.signal(15, signal.SIG_IGN); print('on', flush=True); signal.pause()"
 
 
 def is_gone(pid: int) -> bool:
@@ -66,7 +62,10 @@ async def test_a_child_that_takes_input_hears_us(tmp_path: Path) -> None:
 async def test_stop_asks_first_and_kills_after_the_grace(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Nursery() as nursery:
-        polite, stubborn = nursery.spawn("polite", SLEEPER), nursery.spawn("stubborn", STUBBORN, output=log)
+        polite, stubborn = (
+            nursery.spawn("polite", SLEEPER),
+            nursery.spawn("stubborn", [sys.executable, "-S", "-c", DEAF], output=log),
+        )
         clock = SystemClock()
         while log.read_text() != "on\n":
             await clock.sleep(10 * bounds.MILLISECOND)
@@ -82,11 +81,11 @@ async def test_leaving_the_nursery_ends_all_children_and_the_leash() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_no_child_outlives_an_owner_that_was_killed(number: signal.Signals) -> None:
+def test_no_child_outlives_an_owner_that_was_killed(number: signal.Signals) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, start_new_session=True)
     assert owner.stdout is not None
     with owner.stdout:
         pid = int(owner.stdout.readline())
     os.kill(owner.pid, number)
     owner.wait()
-    await wait_until_gone(pid)
+    asyncio.run(wait_until_gone(pid))
