@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from duecourse.cli import clusters, dev, exits, output, servers, stores, tasks
+from duecourse.cli import bench, clusters, demo, dev, exits, output, servers, stores, tasks, workers
 
 app = typer.Typer(
     name="duecourse",
@@ -21,11 +21,14 @@ app = typer.Typer(
 app.add_typer(tasks.app)
 app.add_typer(clusters.app)
 app.add_typer(stores.app)
+app.add_typer(bench.app)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )(servers.server)
+app.command()(workers.worker)
 app.command()(dev.dev)
+app.command()(demo.demo)
 
 
 def main() -> None:
