@@ -217,9 +217,10 @@ class TaskQuery:
 
 @dataclass(slots=True)
 class TaskPage:
-    """Some tasks in the order of their ids."""
+    """Some tasks in the order of their ids, without payloads, results and attempts."""
 
     tasks: list[StoredTask]
+    corrupt: list[CorruptRecord]
     next_after: str | None
     """The id to go on after; None at the end."""
 

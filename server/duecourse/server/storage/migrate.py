@@ -107,8 +107,8 @@ async def _apply_missing(connection: "asyncpg.Connection[asyncpg.Record]") -> li
         if number in known:
             if known[number]["checksum"] != checksum:
                 raise StoreRefused(
-                    f"migration {name} is not the one that was applied here as {known[number]['name']}: another version "
-                    "of Duecourse made this database; use that one, or another database"
+                    f"migration {name} is not the one that was applied here as {known[number]['name']}: another "
+                    "version of Duecourse made this database; use that one, or another database"
                 )
             continue
         async with connection.transaction():

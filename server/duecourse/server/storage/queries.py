@@ -1,6 +1,6 @@
 """SQL from the files beside this module: whole migrations, and statements by name.
 
-A file of statements holds blocks that each begin with a line `-- name: <name>`.
+A file of statements holds blocks that each begin with a line `-- name: <name>`; `{name}` stands for an earlier block.
 """
 
 import re
@@ -10,12 +10,16 @@ from typing import Final
 
 _FOLDER: Final = resources.files("duecourse.server.storage")
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_REFERENCE: Final = re.compile(r"\{(\w+)\}")
 
 
 def statements(file: str) -> Mapping[str, str]:
     """Return the statements of a file in `sql/`, by name."""
     _, *parts = _NAME.split((_FOLDER / "sql" / file).read_text(encoding="utf-8"))
-    return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    found: dict[str, str] = {}
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        found[name] = _REFERENCE.sub(lambda reference: found[reference[1]], text.strip())
+    return found
 
 
 def migrations() -> Mapping[str, bytes]:

@@ -157,37 +157,37 @@ Global___Answers: _TypeAlias = Answers  # noqa: Y015
 
 @_typing.final
 class Answer(_message.Message):
-    """The answer to one mutation."""
+    """The answer to one cancellation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    CANCEL_RESULT_FIELD_NUMBER: _builtins.int
+    WAS_PREVENTED_FIELD_NUMBER: _builtins.int
     EARLIER_ATTEMPT_MAY_RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The client's name for the request."""
     fingerprint: _builtins.bytes
     """A digest of the request."""
     attempt: _builtins.int
-    """For a cancellation: the attempt that was out, 0 if none was."""
-    cancel_result: _builtins.int
-    """For a cancellation: the result that was final at once, 0 if it waited for the attempt."""
+    """The number of the attempt that was out, 0 if none was."""
+    was_prevented: _builtins.bool
+    """No attempt was out: the cancellation was final at once."""
     earlier_attempt_may_run: _builtins.bool
-    """For a cancellation: an attempt before the current one may still run."""
+    """An attempt before the current one may still run."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         fingerprint: _builtins.bytes = ...,
         attempt: _builtins.int = ...,
-        cancel_result: _builtins.int = ...,
+        was_prevented: _builtins.bool = ...,
         earlier_attempt_may_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cancel_result", b"cancel_result", "earlier_attempt_may_run", b"earlier_attempt_may_run", "fingerprint", b"fingerprint", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "earlier_attempt_may_run", b"earlier_attempt_may_run", "fingerprint", b"fingerprint", "request_id", b"request_id", "was_prevented", b"was_prevented"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

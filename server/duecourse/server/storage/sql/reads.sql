@@ -1,0 +1,101 @@
+-- name: task_columns
+t.namespace, t.task_id, t.shard, t.queue, t.task_type, t.priority, t.fairness_key, t.uid, t.sequence, t.run_at,
+t.create_time, t.policy, t.state, t.due_time, t.revision, t.round, t.attempt_count, t.attempts_used, t.returns_in_row,
+t.cancel_requested, t.earlier_attempt_may_run, t.end_time, t.failure_reason, t.answers, t.lease_token,
+t.attempt_number, t.attempt_round, t.worker, t.incarnation, t.node, t.epoch, t.fencing_token, t.lease_time,
+t.sign_of_life, t.start_time, t.attempt_end_time, t.outcome, t.failure_type, t.failure_message, t.outcome_digest
+
+-- name: attempt_columns
+a.lease_token, a.number, a.round, a.worker, a.incarnation, a.node, a.epoch, a.fencing_token, a.lease_time,
+a.sign_of_life, a.start_time, a.end_time, a.outcome, a.failure_type, a.failure_message, a.outcome_digest
+
+-- name: synchronous_commit
+SHOW synchronous_commit
+
+-- name: shards
+SELECT shard, slot_from, slot_until, coordination, epoch, holder FROM duecourse.shard ORDER BY shard
+
+-- name: load_held
+SELECT {task_columns}
+FROM duecourse.task t
+WHERE t.shard = ANY ($1::int[]) AND t.due_time IS NOT NULL AND t.state IN ('leased', 'running')
+
+-- name: load_buckets
+SELECT {task_columns}, r.place
+FROM unnest($1::int[]) AS s (shard)
+CROSS JOIN LATERAL duecourse.bucket_rows(s.shard, $2::bigint, $3::bigint, $4::int) r
+JOIN duecourse.task t ON t.ctid = r.row_id
+ORDER BY t.shard, t.lane_hash, r.place
+
+-- name: load_lanes
+SELECT {task_columns}, l.number::int
+FROM unnest(
+    $1::int[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::bigint[], $9::bigint[],
+    $10::bigint[], $11::int[]
+) WITH ORDINALITY AS l (
+    shard, lane_hash, namespace, queue, task_type, priority, fairness_key, after_due_time, after_sequence, due_before,
+    at_most, number
+)
+CROSS JOIN LATERAL duecourse.lane_rows(
+    l.shard, l.lane_hash, l.namespace, l.queue, l.task_type, l.priority, l.fairness_key, l.after_due_time,
+    l.after_sequence, l.due_before, l.at_most
+) AS r (row_id)
+JOIN duecourse.task t ON t.ctid = r.row_id
+ORDER BY l.number, t.due_time, t.sequence
+
+-- name: load_tasks
+SELECT {task_columns}
+FROM unnest($1::text[], $2::text[]) AS k (namespace, task_id)
+JOIN duecourse.task t ON t.namespace = k.namespace AND t.task_id = k.task_id
+
+-- name: load_oldest_due
+SELECT {task_columns}
+FROM unnest($1::int[]) AS s (shard)
+CROSS JOIN LATERAL duecourse.oldest_rows(s.shard, $2::bigint, $3::int) AS r (row_id)
+JOIN duecourse.task t ON t.ctid = r.row_id
+ORDER BY t.shard, t.due_time, t.sequence
+
+-- name: find_attempt
+SELECT t.lease_token, t.attempt_number, t.attempt_round, t.worker, t.incarnation, t.node, t.epoch, t.fencing_token,
+    t.lease_time, t.sign_of_life, t.start_time, t.attempt_end_time, t.outcome, t.failure_type, t.failure_message,
+    t.outcome_digest
+FROM duecourse.task t
+WHERE t.namespace = $1 AND t.task_id = $2 AND t.lease_token = $3
+UNION ALL
+SELECT {attempt_columns}
+FROM duecourse.attempt a
+WHERE a.namespace = $1 AND a.task_id = $2 AND a.lease_token = $3
+
+-- name: read_task
+SELECT {task_columns}, t.headers, t.labels, t.content_type,
+    CASE WHEN $3::boolean THEN t.payload END, CASE WHEN $3 THEN t.result_type END, CASE WHEN $3 THEN t.result END
+FROM duecourse.task t
+WHERE t.namespace = $1 AND t.task_id = $2
+
+-- name: read_attempts
+SELECT {attempt_columns}
+FROM duecourse.attempt a
+WHERE a.namespace = $1 AND a.task_id = $2
+ORDER BY a.number
+
+-- name: list_tasks
+WITH scanned AS MATERIALIZED (
+    SELECT t.ctid AS row_id, t.task_id, t.queue, t.state, t.run_at
+    FROM duecourse.task t
+    WHERE t.namespace = $1 AND t.task_id > $2
+    ORDER BY t.task_id
+    LIMIT $8
+), bound AS (
+    SELECT max(task_id) AS last_scanned, count(*)::int AS scanned FROM scanned
+), matching AS (
+    SELECT row_id FROM scanned
+    WHERE ($3::text IS NULL OR queue = $3) AND (cardinality($4::text[]) = 0 OR state = ANY ($4))
+        AND ($5::bigint IS NULL OR run_at >= $5) AND ($6::bigint IS NULL OR run_at < $6)
+    ORDER BY task_id
+    LIMIT $7
+)
+SELECT {task_columns}, t.headers, t.labels, t.content_type, b.last_scanned, b.scanned
+FROM bound b
+LEFT JOIN matching m ON true
+LEFT JOIN duecourse.task t ON t.ctid = m.row_id
+ORDER BY t.task_id
