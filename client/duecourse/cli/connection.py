@@ -54,8 +54,7 @@ class Session:
 def session(address: str, namespace: str, timeout: str) -> Iterator[Session]:
     """Open a client for one command; what goes wrong ends the command with a line and its exit code."""
     limit = timedelta(microseconds=values.duration("--timeout", timeout))
-    # Says nothing by itself on standard error; what matters is in the errors.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    quieten()
     from duecourse import client
 
     with asyncio.Runner() as runner:
@@ -66,6 +65,11 @@ def session(address: str, namespace: str, timeout: str) -> Iterator[Session]:
             raise typer.Exit(exits.fail(exits.explain(failure, address), exits.of(failure))) from None
         finally:
             runner.run(connected.close())
+
+
+def quieten() -> None:
+    """Keep gRPC's own lines off standard error; what matters is in the errors. To be called before gRPC is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def split(address: str) -> list[str]:

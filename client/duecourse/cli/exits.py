@@ -51,10 +51,8 @@ def explain(failure: "DuecourseError", address: str) -> str:
         case client.Overloaded():
             return f"{what}: the node has too much to do; try again in a moment"
         case client.Unavailable(reason=""):
-            return (
-                f"cannot reach a node at {address} ({what}): start one with `duecourse dev`, or name another with"
-                " --address"
-            )
+            why = what.rpartition("last error: ")[2]
+            return f"cannot reach a node at {address} ({why}): start one with `duecourse dev`, or name another with --address"
         case client.Unavailable():
             return f"{what}: nothing was done; try again"
         case client.OutcomeUncertain():

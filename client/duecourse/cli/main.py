@@ -22,6 +22,7 @@ app.add_typer(tasks.app)
 app.add_typer(clusters.app)
 app.add_typer(stores.app)
 app.add_typer(bench.app)
+app.add_typer(bench.app)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,

@@ -80,11 +80,13 @@ def _help(setting: "Setting") -> str:
 
 def _run(given: dict[str, object]) -> None:
     with extras.needed("server", "runs a node"):
-        from duecourse.server import config, node
+        from duecourse.server import config
     try:
         settings = config.load(given)
     except config.InvalidSettings as error:
         for line in str(error).splitlines():
             exits.fail(line)
         raise typer.Exit(exits.ExitCode.USAGE) from None
-    raise typer.Exit(node.run(settings) or exits.ExitCode.DONE)
+    with extras.needed("server", "runs a node"):
+        from duecourse.server import node
+    raise typer.Exit(node.run(settings))

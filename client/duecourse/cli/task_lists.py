@@ -16,14 +16,13 @@ _TABLE_ROWS: Final = 1_000
 
 def wanted(queue: str | None, states: Sequence[str], run_at_from: str | None, run_at_before: str | None) -> TaskFilter:
     """Read the filters of the command line."""
-    try:
-        chosen = frozenset(TaskState(state.lower()) for state in states)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}; there are {', '.join(TaskState)}", param_hint="--state") from None
+    for state in states:
+        if state.lower() not in tuple(TaskState):
+            raise typer.BadParameter(f"{state!r} is not one of {', '.join(TaskState)}", param_hint="--state")
     try:
         return TaskFilter(
             queue=queue,
-            states=chosen,
+            states=frozenset(TaskState(state.lower()) for state in states),
             run_at_from=values.instant(run_at_from) if run_at_from else None,
             run_at_before=values.instant(run_at_before) if run_at_before else None,
         )

@@ -27,7 +27,9 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
     assert this is not None
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
-        loop.add_signal_handler(number, this.cancel)
+        # A hangup that our starter had us ignore is still ignored.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, this.cancel)
     return await main
 
 

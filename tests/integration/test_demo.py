@@ -1,0 +1,40 @@
+"""`duecourse demo`, from the outside: the whole job through a SIGKILL of the scheduler, and nothing left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DUECOURSE = [sys.executable, "-m", "duecourse.cli.main"]
+
+
+@pytest.mark.timeout(180)
+def test_the_demonstration_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [*DUECOURSE, "demo", "--tasks", "400", "--seconds", "4", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert ended.returncode == 0, ended.stderr
+    verdict = json.loads(ended.stdout)
+    assert verdict["is_kept"]
+    assert (verdict["submitted"], verdict["run"]) == (400, 400)
+    assert (verdict["lost"], verdict["early"], verdict["unknown"]) == ([], [], [])
+    assert all(repeat["is_allowed"] for repeat in verdict["repeats"])
+    assert verdict["outage_s"] > 0
+    assert verdict["lateness_ms"]["max"] >= verdict["lateness_ms"]["p50"] >= 0
+    assert "killed the scheduler" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert _processes_that_name(tmp_path) == []
+
+
+def _processes_that_name(folder: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        if str(folder) in command:
+            found.append(command)
+    return found
