@@ -3,16 +3,15 @@
 from collections import defaultdict
 from typing import Never
 
-import structlog
-
 from duecourse.model import bounds
 from duecourse.server.core.events import Audited
 from duecourse.server.core.shard import Shard
 from duecourse.server.core.task import ShardId, Task
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import StoreUnavailable, TaskStore
+from duecourse.server.telemetry import logs
 
-_log = structlog.get_logger(__name__)
+_log = logs.get("maintenance.audit")
 
 
 async def run(store: TaskStore, loop: Loop) -> Never:

@@ -2,14 +2,13 @@
 
 from typing import Final, Never
 
-import structlog
-
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import StoreUnavailable, TaskStore
+from duecourse.server.telemetry import logs
 
-_log = structlog.get_logger(__name__)
+_log = logs.get("maintenance.retention")
 
 _ROUND: Final[Micros] = bounds.MINUTE
 _BATCH: Final = 1_000

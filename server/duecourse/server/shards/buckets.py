@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Never
 
-import structlog
-
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.events import BucketsLoaded
@@ -20,10 +18,11 @@ from duecourse.server.core.task import DueKey, Lane, ShardId, Task
 from duecourse.server.shards.corrupt import set_aside
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import LoadedBuckets, StoreUnavailable, TaskStore
+from duecourse.server.telemetry import logs
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing import backoff
 
-_log = structlog.get_logger(__name__)
+_log = logs.get("shards.buckets")
 
 _FIRST_RETRY: Micros = 50 * bounds.MILLISECOND
 _LONGEST_RETRY: Micros = bounds.SECOND

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import structlog
-
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import CorruptRecord, StoreUnavailable, TaskStore
+from duecourse.server.telemetry import logs
 from duecourse.server.telemetry.metrics import Metrics
 
-_log = structlog.get_logger(__name__)
+_log = logs.get("shards.corrupt")
 
 
 async def set_aside(store: TaskStore, loop: Loop, metrics: Metrics, records: Sequence[CorruptRecord]) -> None:

@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Never, Protocol
 
-import structlog
-
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.events import Cancel, Committed, WriteRefused
@@ -35,10 +33,11 @@ from duecourse.server.storage import (
     Unknown,
 )
 from duecourse.server.storage import Committed as StoreCommitted
+from duecourse.server.telemetry import logs
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing import backoff
 
-_log = structlog.get_logger(__name__)
+_log = logs.get("shards.lanes")
 
 PATIENCE: Micros = bounds.SECOND
 _FIRST_RETRY: Micros = 20 * bounds.MILLISECOND

@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Never, Protocol
 
-import structlog
-
 from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros, Now
 from duecourse.server.core import errors
@@ -24,10 +22,11 @@ from duecourse.server.core.shard import Shard, give_up
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.core.writes import Write
 from duecourse.server.failpoints import AFTER_ANSWER, BEFORE_ASSIGNMENT, Failpoints
+from duecourse.server.telemetry import logs
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing.clock import Clock
 
-_log = structlog.get_logger(__name__)
+_log = logs.get("shards.loop")
 
 _MATCHES_PER_TURN = 2_048
 _TICK: Micros = bounds.LONGEST_SLEEP // 2

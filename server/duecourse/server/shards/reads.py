@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Never, TypeVar
 
-import structlog
-
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.effects import Effects, LaneLoad
@@ -21,10 +19,11 @@ from duecourse.server.core.task import ShardId, Task, TaskKey
 from duecourse.server.shards.corrupt import set_aside
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import CorruptRecord, LaneRequest, StoreUnavailable, TaskStore
+from duecourse.server.telemetry import logs
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing import backoff
 
-_log = structlog.get_logger(__name__)
+_log = logs.get("shards.reads")
 
 _T = TypeVar("_T")
 

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Never, Protocol
 
-import structlog
-
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.events import HeldLoaded
@@ -27,10 +25,11 @@ from duecourse.server.shards.corrupt import set_aside
 from duecourse.server.shards.lanes import CommitLanes
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import Raised, RaiseRefused, RaiseRequest, ShardRow, Stale, StoreUnavailable, TaskStore
+from duecourse.server.telemetry import logs
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing import backoff
 
-_log = structlog.get_logger(__name__)
+_log = logs.get("shards.terms")
 
 _FIRST_RETRY: Micros = 50 * bounds.MILLISECOND
 _LONGEST_RETRY: Micros = 2 * bounds.SECOND
