@@ -11,7 +11,7 @@ from duecourse.cli.connection import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Address, 
 if TYPE_CHECKING:
     from duecourse.client import Cluster
 
-app = typer.Typer(name="cluster", help="Look at a cluster.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(name="cluster", help="Look at a cluster.", epilog=exits.EPILOG, no_args_is_help=True)
 
 
 @app.callback()

@@ -52,7 +52,7 @@ def explain(failure: "DuecourseError", address: str) -> str:
             return f"{what}: the node has too much to do; try again in a moment"
         case client.Unavailable(reason=""):
             why = what.rpartition("last error: ")[2]
-            return f"cannot reach a node at {address} ({why}): start one with `duecourse dev`, or name another with --address"
+            return f"cannot reach a node at {address} ({why}): start one with `duecourse dev`, or give its --address"
         case client.Unavailable():
             return f"{what}: nothing was done; try again"
         case client.OutcomeUncertain():

@@ -22,12 +22,11 @@ app.add_typer(tasks.app)
 app.add_typer(clusters.app)
 app.add_typer(stores.app)
 app.add_typer(bench.app)
-app.add_typer(bench.app)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )(servers.server)
-app.command()(workers.worker)
+app.command(epilog=exits.EPILOG)(workers.worker)
 app.command()(dev.dev)
 app.command()(demo.demo)
 

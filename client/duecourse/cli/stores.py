@@ -10,7 +10,7 @@ import typer
 from duecourse.cli import exits, extras, output
 from duecourse.model import bounds
 
-app = typer.Typer(name="store", help="Prepare the store of a cluster.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(name="store", help="Prepare the store of a cluster.", epilog=exits.EPILOG, no_args_is_help=True)
 
 _PASSWORD: Final = re.compile(r"(?<=:)[^:@/\s]*(?=@)|(?<=password=)\S+", re.IGNORECASE)
 

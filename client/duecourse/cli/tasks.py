@@ -10,9 +10,7 @@ import typer
 from duecourse.cli import connection, exits, output, values
 from duecourse.cli.connection import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Address, Json, Namespace, Timeout
 
-app = typer.Typer(
-    name="task", help="Submit, read, list and cancel tasks.", no_args_is_help=True, rich_markup_mode="rich"
-)
+app = typer.Typer(name="task", help="Submit, read, list and cancel tasks.", epilog=exits.EPILOG, no_args_is_help=True)
 
 _TIME = "When"
 _HOW = "How it is run"

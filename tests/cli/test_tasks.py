@@ -1,0 +1,237 @@
+"""`duecourse task`: what is sent, what is shown, how it ends."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cli.conftest import CommandLine
+from services.scripted import ScriptedNode, Silence, Status, a_task, submitted
+
+from duecourse.v1 import task_pb2, task_service_pb2
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_task_is_submitted_with_what_the_flags_say(duecourse: CommandLine, node: ScriptedNode) -> None:
+    command = (
+        'task submit --type remind --queue mail --id t1 --payload {"to":"ann"} --run-at 2030-01-02T03:04:05+01:00'
+        " --priority 3 --fairness-key acme --max-attempts 7 --attempt-timeout 1m30s --on-lost-attempt fail"
+        " --start-deadline 2030-01-03T00:00:00Z --completion-deadline 2030-01-04T00:00:00Z"
+        " --label env=prod --label team=a=b --header traceparent=00-1"
+    )
+    result = duecourse(*command.split())
+    assert (result.exit_code, result.stdout) == (0, "t1\n")
+    task = node.requests[0].task
+    assert (task.task_type, task.queue, task.task_id) == ("remind", "mail", "t1")
+    assert (task.payload, task.content_type) == (b'{"to":"ann"}', "application/json")
+    assert task.run_at.ToDatetime(UTC) == datetime(2030, 1, 2, 2, 4, 5, tzinfo=UTC)
+    assert (task.priority, task.fairness_key, task.retry_policy.max_attempts) == (3, "acme", 7)
+    assert task.attempt_timeout.ToSeconds() == 90
+    assert task.on_lost_attempt == task_pb2.ON_LOST_ATTEMPT_FAIL
+    assert task.HasField("start_deadline")
+    assert task.HasField("completion_deadline")
+    assert dict(task.labels) == {"env": "prod", "team": "a=b"}
+    assert dict(task.headers) == {"traceparent": "00-1"}
+
+
+def test_a_delay_is_left_to_the_server_to_resolve(duecourse: CommandLine, node: ScriptedNode) -> None:
+    duecourse("task", "submit", "-t", "remind", "--delay", "10s")
+    assert node.requests[0].task.delay.ToSeconds() == 10
+
+
+@pytest.mark.parametrize("arguments", [(), ("--now",)])
+def test_a_task_without_a_time_is_due_now(
+    duecourse: CommandLine, node: ScriptedNode, arguments: tuple[str, ...]
+) -> None:
+    duecourse("task", "submit", "-t", "remind", *arguments)
+    assert node.requests[0].task.WhichOneof("when") == "now"
+
+
+def test_a_file_is_sent_byte_for_byte(duecourse: CommandLine, node: ScriptedNode, tmp_path: Path) -> None:
+    (tmp_path / "payload").write_bytes(b"\x00\xff\n")
+    duecourse("task", "submit", "-t", "remind", "--payload-file", str(tmp_path / "payload"))
+    assert (node.requests[0].task.payload, node.requests[0].task.content_type) == (b"\x00\xff\n", "")
+
+
+def test_text_needs_its_content_type(duecourse: CommandLine, node: ScriptedNode) -> None:
+    refused = duecourse("task", "submit", "-t", "remind", "--payload", "hello")
+    assert refused.exit_code == 2
+    assert "not JSON" in refused.stderr
+    duecourse("task", "submit", "-t", "remind", "--payload", "hello", "--content-type", "text/plain")
+    assert (node.requests[0].task.payload, node.requests[0].task.content_type) == (b"hello", "text/plain")
+
+
+def test_a_submission_for_programs_is_json(duecourse: CommandLine, node: ScriptedNode) -> None:
+    node.script(
+        "SubmitTask", lambda request: task_service_pb2.SubmitTaskResponse(submitted=submitted("t1", created=False))
+    )
+    result = duecourse("task", "submit", "-t", "remind", "--id", "t1", "--json")
+    assert json.loads(result.stdout) == {"task_id": "t1", "uid": "75" * 16, "created": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--type is missing"),
+        (["-t", "x", "--run-at", "2030-01-01"], "--run-at: '2030-01-01' does not say its zone"),
+        (["-t", "x", "--run-at", "soon"], "--run-at: 'soon' is not an instant"),
+        (["-t", "x", "--delay", "soon"], "--delay: 'soon' is not a duration"),
+        (["-t", "x", "--delay", "1s", "--now"], "one of run_at, delay and now"),
+        (["-t", "x", "--on-lost-attempt", "hope"], "--on-lost-attempt: one of retry, fail is wanted"),
+        (["-t", "x", "--label", "a"], "'a' is not of the form key=value"),
+        (["-t", "x", "--timeout", "soon"], "'soon' is not a duration"),
+        (["-t", "x", "--address", ","], "an address such as"),
+        (["-t", "x", "--file", "/nowhere"], "there is no file /nowhere"),
+        (["--file", "-", "--id", "t1"], "are a single task's"),
+    ],
+    ids=range(11),
+)
+def test_a_wrong_command_line_is_told_and_nothing_is_sent(
+    duecourse: CommandLine, node: ScriptedNode, arguments: list[str], said: str
+) -> None:
+    result = duecourse("task", "submit", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert node.requests == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (
+            Status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "is too long", field="task.queue"),
+            1,
+            "error: task.queue: is too long\n",
+        ),
+        (Status(grpc.StatusCode.ALREADY_EXISTS, "TASK_EXISTS"), 1, "choose another --id"),
+        (Status(grpc.StatusCode.NOT_FOUND, "TASK_NOT_FOUND"), 1, "check the id and --namespace"),
+        (Status(UNAVAILABLE, "DRAINING"), 3, "nothing was done; try again"),
+        (Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"), 3, "too much to do"),
+        (Status(UNAVAILABLE, "OUTCOME_UNCERTAIN"), 4, "repeating it with --id t1 is safe"),
+        (Silence(), 4, "no answer from"),
+        (Status(grpc.StatusCode.INTERNAL, "INVARIANT_VIOLATED", metadata=(("error_id", "e7"),)), 5, "error e7 in"),
+        (Status(grpc.StatusCode.PERMISSION_DENIED, message="no \x1b[31mway\nerror: fake"), 1, r"no \x1b[31mway\nerror"),
+    ],
+    ids=range(9),
+)
+def test_a_failure_is_one_line_and_an_exit_code(
+    duecourse: CommandLine, node: ScriptedNode, status: Any, code: int, said: str
+) -> None:
+    node.script("SubmitTask", *[status] * 99)
+    result = duecourse("task", "submit", "-t", "remind", "--id", "t1", "--timeout", "600ms")
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_node_that_is_not_there_is_told_with_what_to_do(duecourse: CommandLine) -> None:
+    result = duecourse("task", "get", "t1", "--address", "127.0.0.1:1", "--timeout", "300ms")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("error: cannot reach a node at 127.0.0.1:1 (")
+    assert "duecourse dev" in result.stderr
+
+
+def test_a_task_is_shown_as_pairs(duecourse: CommandLine) -> None:
+    result = duecourse("task", "get", "t9")
+    shown = dict(line.split("\t") for line in result.stdout.splitlines())
+    assert (shown["task id"], shown["state"]) == ("t9", "pending")
+    assert shown["run at"] == "2030-01-02T03:04:05.678901Z"
+    assert shown["attempt timeout"] == "10m"
+
+
+def test_a_full_task_shows_payload_result_and_attempts(duecourse: CommandLine, node: ScriptedNode) -> None:
+    attempt = task_pb2.Attempt(
+        number=1,
+        round=1,
+        worker="w1",
+        outcome=task_pb2.ATTEMPT_OUTCOME_FAILED,
+        failure=task_pb2.Failure(type="ValueError", message="no\n\x1b[2J"),
+    )
+    task = a_task(
+        payload=b'{"to":"ann"}', content_type="application/json", result=b"\xff", attempts=[attempt, task_pb2.Attempt()]
+    )
+    node.script("GetTask", *[task_service_pb2.GetTaskResponse(task=task)] * 2)
+    shown = duecourse("task", "get", "t1", "--full").stdout
+    assert 'payload\t{"to":"ann"}\n' in shown
+    assert "result\t1 bytes\n" in shown
+    assert "1\t1\tfailed\tw1\t" in shown
+    assert r"ValueError: no\n\x1b[2J" in shown
+    assert "0\t0\topen\t" in shown
+    told = json.loads(duecourse("task", "get", "t1", "--full", "--json").stdout)
+    assert told["payload"] == {"to": "ann"}
+    assert told["result_base64"] == "/w=="
+    assert told["attempts"][0]["failure"] == {"type": "ValueError", "message": "no\n\x1b[2J"}
+    assert node.requests[0].view == task_pb2.TASK_VIEW_FULL
+
+
+def _pages(*pages: int) -> list[task_service_pb2.ListTasksResponse]:
+    return [
+        task_service_pb2.ListTasksResponse(
+            tasks=[a_task(f"{number}-{index}") for index in range(count)],
+            next_page_token=str(number + 1) if number + 1 < len(pages) else "",
+        )
+        for number, count in enumerate(pages)
+    ]
+
+
+def test_a_list_is_one_line_a_task(duecourse: CommandLine, node: ScriptedNode) -> None:
+    node.script("ListTasks", *_pages(2, 0, 1))
+    result = duecourse("task", "list")
+    assert [line.split("\t")[:2] for line in result.stdout.splitlines()] == [
+        ["0-0", "pending"],
+        ["0-1", "pending"],
+        ["2-0", "pending"],
+    ]
+    assert result.stderr == ""
+
+
+def test_a_list_says_when_there_is_more_than_it_shows(duecourse: CommandLine, node: ScriptedNode) -> None:
+    node.script("ListTasks", *_pages(3, 3))
+    result = duecourse("task", "list", "--limit", "4", "--json")
+    assert [json.loads(line)["task_id"] for line in result.stdout.splitlines()] == ["0-0", "0-1", "0-2", "1-0"]
+    assert "more than 4" in result.stderr
+
+
+def test_a_long_list_is_shown_whole_on_demand(duecourse: CommandLine, node: ScriptedNode) -> None:
+    node.script("ListTasks", *_pages(1_000, 1_000, 500))
+    result = duecourse("task", "list", "--all", "--json")
+    assert len(result.stdout.splitlines()) == 2_500
+
+
+def test_a_list_asks_for_what_the_filters_say(duecourse: CommandLine, node: ScriptedNode) -> None:
+    command = (
+        "task list --queue mail --state failed --state CANCELLED --from 2030-01-01T00:00:00Z"
+        " --before 2030-01-02T00:00:00Z --namespace billing"
+    )
+    duecourse(*command.split())
+    [request] = node.requests
+    assert (request.namespace, request.queue) == ("billing", "mail")
+    assert set(request.states) == {task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_CANCELLED}
+    assert request.run_at_before.seconds - request.run_at_from.seconds == 86_400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["--state", "odd"], "'odd' is not one of pending"), (["--from", "2030-01-01"], "zone")]
+)
+def test_a_wrong_filter_is_told(duecourse: CommandLine, arguments: list[str], said: str) -> None:
+    result = duecourse("task", "list", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_cancellation_tells_the_truth(duecourse: CommandLine, node: ScriptedNode) -> None:
+    requested = task_service_pb2.CancelTaskResponse(
+        result=task_service_pb2.CANCEL_RESULT_REQUESTED, state=task_pb2.TASK_STATE_RUNNING, earlier_attempt_may_run=True
+    )
+    node.script("CancelTask", requested, requested)
+    result = duecourse("task", "cancel", "t1", "--wait", "2s", "--revision", "4")
+    assert result.stdout == "result\trequested\nstate\trunning\n"
+    assert "may still be running" in result.stderr
+    assert (node.requests[0].expected_revision, node.requests[0].wait.ToSeconds()) == (4, 2)
+    told = json.loads(duecourse("task", "cancel", "t1", "--json").stdout)
+    assert told == {"result": "requested", "state": "running", "earlier_attempt_may_run": True}
