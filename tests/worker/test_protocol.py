@@ -1,0 +1,645 @@
+"""The protocol machine, scenario by scenario."""
+
+from typing import Any
+
+import pytest
+from services.scripted_node import assignment, token_of
+from services.worker_machine import Machine
+
+from duecourse.model import bounds
+from duecourse.v1 import worker_service_pb2 as pb
+from duecourse.worker.attempt import Failed, FailureKind, StopReason, Success
+from duecourse.worker.errors import ProtocolViolated
+from duecourse.worker.outcomes import MAX_UNRECORDED
+
+
+@pytest.fixture
+def machine() -> Machine:
+    """Return a machine of four slots with one stream that serves."""
+    machine = Machine()
+    machine.open()
+    return machine
+
+
+def digest_of(*tokens: bytes) -> int:
+    digest = 0
+    for token in tokens:
+        digest ^= int.from_bytes(token[:8], "big")
+    return digest
+
+
+def verdict(token: bytes, kind: pb.OutcomeVerdict.ValueType, leader: str = "") -> pb.OutcomesRecorded:
+    return pb.OutcomesRecorded(others=[pb.OutcomeRecord(lease_token=token, verdict=kind, leader=leader)])
+
+
+class TestOpening:
+    def test_hello_comes_first_and_says_who_and_what(self) -> None:
+        machine = Machine()
+        machine.open(welcome=False)
+        (hello,) = machine.told("hello")
+        assert (hello.protocol_version, hello.worker, hello.stream_number) == (1, "tester", 1)
+        assert list(hello.task_types) == ["note", "block"]
+        assert machine.credit() == 0
+
+    def test_all_slots_are_out_after_welcome(self, machine: Machine) -> None:
+        assert machine.credit() == 4
+        assert machine.protocol.free == 0
+
+    def test_streams_to_one_node_are_counted(self, machine: Machine) -> None:
+        machine.close()
+        machine.open()
+        assert machine.told("hello")[0].stream_number == 2
+
+    def test_another_protocol_version_is_refused(self) -> None:
+        machine = Machine()
+        machine.open(welcome=False)
+        with pytest.raises(ProtocolViolated):
+            machine.hear(welcome=pb.Welcome(protocol_version=2))
+
+    @pytest.mark.parametrize("event", [{"heartbeat": pb.NodeHeartbeat()}, {}])
+    def test_nothing_may_come_before_welcome(self, event: dict[str, Any]) -> None:
+        machine = Machine()
+        machine.open(welcome=False)
+        with pytest.raises(ProtocolViolated):
+            machine.hear(**event)
+
+    def test_welcome_may_not_come_twice(self, machine: Machine) -> None:
+        with pytest.raises(ProtocolViolated):
+            machine.hear(welcome=pb.Welcome(protocol_version=1))
+
+    def test_a_batch_that_was_missed_is_noticed(self, machine: Machine) -> None:
+        machine.assigned["a"] = 1
+        with pytest.raises(ProtocolViolated):
+            machine.assign(assignment("t"))
+
+    def test_unknown_events_are_counted_and_ignored(self, machine: Machine) -> None:
+        unknown = pb.StreamAssignmentsResponse.FromString(b"\xfa\x06\x02hi")
+        assert machine.protocol.received(machine.streams["a"], unknown, machine.now) == []
+        assert machine.protocol.unknown_event_count == 1
+
+    def test_messages_of_a_stream_that_was_replaced_are_ignored(self, machine: Machine) -> None:
+        older = machine.streams["a"]
+        machine.open()
+        message = pb.StreamAssignmentsResponse(assignments=pb.Assignments(number=1, assignments=[assignment("t")]))
+        assert machine.protocol.received(older, message, machine.now) == []
+
+
+class TestRunning:
+    def test_an_assignment_starts_at_once_and_its_outcome_is_kept_until_recorded(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        assert machine.started == ["t"]
+        machine.wait(2_500 * bounds.MILLISECOND, tick=False)
+        machine.end("t", outcome=Success(b"1", "application/json"))
+        (batch,) = machine.told("succeeded")
+        (success,) = batch.attempts
+        assert success.attempt.lease_token == token_of("t")
+        assert success.attempt.started_ago.ToMilliseconds() == 2_500
+        assert (success.result, success.content_type) == (b"1", "application/json")
+        assert not machine.protocol.is_idle
+        machine.record(token_of("t"))
+        assert machine.protocol.is_idle
+
+    def test_outcomes_of_one_turn_share_a_message_and_credit_follows_them(self, machine: Machine) -> None:
+        machine.assign(*[assignment(f"t{i}") for i in range(4)])
+        machine.flush()
+        machine.end("t0", "t1", "t2")
+        machine.end("t3", outcome=Failed(FailureKind.NON_RETRYABLE, "ValueError", "no", 1_500 * bounds.MILLISECOND))
+        sent = machine.flush()
+        assert [one.WhichOneof("event") for one in sent] == ["succeeded", "failed", "credit"]
+        assert sent[2].credit.delta == 4
+        (failure,) = sent[1].failed.attempts
+        assert failure.kind == pb.FAILURE_KIND_NON_RETRYABLE
+        assert (failure.failure.type, failure.failure.message) == ("ValueError", "no")
+        assert failure.retry_after.ToMilliseconds() == 1_500
+
+    def test_large_results_are_spread_over_messages_that_a_node_takes(self) -> None:
+        machine = Machine(slots=64)
+        machine.open()
+        machine.assign(*[assignment(f"t{i}") for i in range(64)])
+        large = Success(bytes(bounds.MAX_RESULT_BYTES), "application/octet-stream")
+        machine.end(*machine.started, outcome=large)
+        assert len(machine.ids("succeeded")) == 64
+        assert max(one.ByteSize() for one in machine.said["a"]) <= bounds.MAX_REQUEST_BYTES // 2
+
+    def test_started_is_told_only_of_attempts_that_take_a_while(self, machine: Machine) -> None:
+        machine.assign(assignment("short"), assignment("long"))
+        machine.wait(100 * bounds.MILLISECOND)
+        machine.end("short")
+        machine.wait(800 * bounds.MILLISECOND)
+        assert machine.ids("started") == ["long"]
+        machine.wait(800 * bounds.MILLISECOND)
+        assert machine.ids("started") == ["long"]
+
+    def test_an_attempt_out_of_time_is_asked_to_stop_once(self, machine: Machine) -> None:
+        machine.assign(assignment("t", seconds_left=2))
+        machine.wait(1_900 * bounds.MILLISECOND)
+        assert machine.stopped == []
+        machine.wait(200 * bounds.MILLISECOND)
+        machine.wait(200 * bounds.MILLISECOND)
+        assert machine.stopped == [("t", StopReason.TIMED_OUT)]
+
+    def test_more_than_the_credit_and_unknown_types_are_handed_back(self, machine: Machine) -> None:
+        machine.assign(*[assignment(f"t{i}") for i in range(4)], assignment("much"))
+        assert machine.ids("returned") == ["much"]
+        machine.end("t0")
+        machine.flush()
+        machine.assign(assignment("odd", "never-registered"))
+        assert machine.ids("returned") == ["much", "odd"]
+
+    def test_an_assignment_that_is_held_already_is_not_run_twice(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.assign(assignment("t"))
+        assert machine.started == ["t"]
+        assert machine.ids("returned") == []
+        assert machine.protocol.out + len(machine.running) + machine.protocol.free == 4
+
+    def test_prefetched_attempts_wait_in_order_for_a_slot(self) -> None:
+        machine = Machine(slots=1, prefetch=2)
+        machine.open()
+        machine.assign(assignment("t1"), assignment("t2", "block"), assignment("t3"))
+        assert machine.started == ["t1"]
+        machine.end("t1")
+        machine.end("t2")
+        assert machine.started == ["t1", "t2", "t3"]
+
+    def test_handlers_in_threads_wait_for_a_thread_and_hold_up_no_others(self) -> None:
+        machine = Machine(slots=4, threads=1)
+        machine.open()
+        machine.assign(assignment("b1", "block"), assignment("b2", "block"), assignment("n1"))
+        assert machine.started == ["b1", "n1"]
+        machine.end("b1")
+        assert machine.started == ["b1", "n1", "b2"]
+
+    def test_task_types_with_fewer_threads_than_slots_have_credit_of_their_own(self) -> None:
+        machine = Machine(slots=4, threads=2)
+        machine.open()
+        (first,) = machine.told("credit")
+        assert (first.delta, dict(first.task_type_deltas)) == (4, {"block": 2})
+        machine.assign(assignment("b1", "block"), assignment("n1"))
+        assert machine.flush() == []
+        machine.end("b1")
+        machine.end("n1")
+        assert dict(machine.told("credit")[-1].task_type_deltas) == {"block": 1}
+
+    def test_a_heavy_batch_is_cut_up_so_that_one_attempt_does_not_keep_it_all(self, machine: Machine) -> None:
+        machine.assign(*[assignment(f"t{i}", payload=bytes(200_000)) for i in range(2)])
+        one = machine.running["t0"].assignment
+        assert one.task.payload == bytes(200_000)
+
+
+class TestLateAssignments:
+    def test_the_lease_counts_from_the_sending_of_the_message_that_was_read(self, machine: Machine) -> None:
+        machine.wait(14 * bounds.SECOND + 1, tick=False)
+        machine.assign(assignment("late", lease_seconds=15), last_read=1)
+        assert machine.started == []
+        assert machine.ids("returned") == ["late"]
+        assert machine.protocol.holdings.late_count == 1
+
+    def test_one_that_has_the_margin_left_is_started(self, machine: Machine) -> None:
+        machine.wait(14 * bounds.SECOND, tick=False)
+        machine.assign(assignment("timely", lease_seconds=15), last_read=1)
+        assert machine.started == ["timely"]
+
+    def test_a_message_that_was_never_sent_counts_for_nothing(self, machine: Machine) -> None:
+        machine.assign(assignment("t"), last_read=0)
+        assert machine.started == []
+
+    def test_one_that_waits_is_returned_when_its_margin_is_gone(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("t1", lease_seconds=60), assignment("t2", lease_seconds=15))
+        machine.wait(14 * bounds.SECOND + 1)
+        assert machine.ids("returned") == ["t2"]
+
+    def test_a_heartbeat_that_the_node_confirms_renews_what_waits(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("t1", lease_seconds=60), assignment("t2", lease_seconds=15))
+        machine.wait(5 * bounds.SECOND)
+        machine.flush()
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        machine.wait(14 * bounds.SECOND)
+        machine.end("t1")
+        assert machine.started == ["t1", "t2"]
+
+    def test_a_heartbeat_that_was_sent_before_the_lease_came_does_not_renew_it(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.wait(6 * bounds.SECOND)
+        machine.flush()
+        beat = len(machine.said["a"])
+        machine.assign(assignment("t1", lease_seconds=60), assignment("t2", lease_seconds=15), last_read=1)
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=beat))
+        machine.wait(9 * bounds.SECOND)
+        machine.end("t1")
+        assert machine.started == ["t1"]
+
+    def test_other_messages_than_signs_of_life_do_not_renew(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("t1", lease_seconds=60), assignment("t2", lease_seconds=15))
+        machine.wait(4 * bounds.SECOND)
+        machine.hear(cancel_requested=pb.CancelRequested(lease_tokens=[token_of("t1")]))
+        machine.flush()
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        machine.wait(11 * bounds.SECOND)
+        assert machine.ids("returned") == ["t2"]
+
+    def test_one_past_its_start_deadline_is_returned(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        bounded = assignment("t2")
+        bounded.start_within.FromMilliseconds(500)
+        machine.assign(assignment("t1"), bounded)
+        machine.wait(501 * bounds.MILLISECOND, tick=False)
+        machine.end("t1")
+        assert machine.started == ["t1"]
+        assert machine.ids("returned") == ["t2"]
+
+    def test_one_without_time_left_is_returned(self, machine: Machine) -> None:
+        machine.assign(assignment("t", seconds_left=0))
+        assert machine.ids("returned") == ["t"]
+
+    def test_renewals_outlive_the_stream_that_brought_them(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("t1", lease_seconds=60), assignment("t2", lease_seconds=15))
+        machine.wait(5 * bounds.SECOND)
+        machine.flush()
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        machine.close()
+        machine.wait(13 * bounds.SECOND)
+        machine.end("t1")
+        assert machine.started == ["t1", "t2"]
+
+
+class TestLeaseLoss:
+    def test_a_handler_is_told_when_its_lease_has_ended_without_renewal(self, machine: Machine) -> None:
+        machine.assign(assignment("t", lease_seconds=15))
+        machine.close()
+        machine.wait(15 * bounds.SECOND - 1)
+        assert machine.stopped == []
+        machine.wait(1)
+        machine.wait(bounds.SECOND)
+        assert machine.stopped == [("t", StopReason.LEASE_LOST)]
+
+    def test_the_outcome_of_such_a_handler_is_sent_all_the_same(self, machine: Machine) -> None:
+        machine.assign(assignment("t", lease_seconds=15))
+        machine.close()
+        machine.wait(20 * bounds.SECOND)
+        machine.end("t")
+        machine.open()
+        assert machine.ids("succeeded") == ["t"]
+
+    def test_a_handler_whose_lease_is_lost_is_stopped_and_its_outcome_is_not_sent(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.hear(lease_lost=pb.LeaseLost(lease_tokens=[token_of("t")]))
+        assert machine.stopped == [("t", StopReason.LEASE_LOST)]
+        assert machine.protocol.out == 3
+        machine.end("t")
+        assert machine.ids("succeeded") == []
+        assert machine.credit() == 5
+        assert machine.protocol.is_idle
+
+    def test_one_that_waits_and_lost_its_lease_is_forgotten(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("t1"), assignment("t2"))
+        machine.hear(lease_lost=pb.LeaseLost(lease_tokens=[token_of("t2")]))
+        machine.end("t1")
+        assert machine.started == ["t1"]
+        assert machine.ids("returned") == []
+
+    def test_an_unrecorded_outcome_waits_for_its_verdict_though_the_lease_is_lost(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.hear(lease_lost=pb.LeaseLost(lease_tokens=[token_of("t")]))
+        assert machine.ids("succeeded") == ["t"]
+        assert not machine.protocol.is_idle
+
+    def test_welcome_tells_of_leases_that_were_lost_meanwhile(self, machine: Machine) -> None:
+        machine.assign(assignment("t1"), assignment("t2"))
+        machine.close()
+        machine.open(lost_lease_tokens=[token_of("t1")])
+        assert machine.stopped == [("t1", StopReason.LEASE_LOST)]
+        (held,) = machine.told("leases_held")
+        assert [lease.task_id for lease in held.leases] == ["t2"]
+
+
+class TestEpochs:
+    def test_lower_epochs_than_a_term_started_are_returned_to_its_leader(self, machine: Machine) -> None:
+        machine.open("b", terms=[])
+        machine.hear("b", term_started=pb.TermStarted(request=7, terms=[pb.Term(shard=1, epoch=5)]))
+        machine.assign(assignment("old", epoch=4), assignment("other", shard=2, epoch=4))
+        assert machine.started == ["other"]
+        assert machine.ids("returned", "b") == ["old"]
+        assert machine.protocol.stale_count == 1
+
+    def test_assignments_teach_epochs_too(self, machine: Machine) -> None:
+        machine.assign(assignment("new", epoch=9))
+        machine.assign(assignment("old", epoch=8))
+        assert machine.started == ["new"]
+
+    def test_epochs_are_remembered_when_streams_end(self, machine: Machine) -> None:
+        machine.assign(assignment("new", epoch=9))
+        machine.close()
+        machine.open(terms=[pb.Term(shard=1, epoch=3)])
+        machine.assign(assignment("old", epoch=3))
+        assert machine.started == ["new"]
+
+    def test_a_refused_assignment_gives_its_credit_back(self, machine: Machine) -> None:
+        machine.assign(assignment("new", epoch=9), assignment("old", epoch=8))
+        machine.flush()
+        assert machine.protocol.out == 3
+        assert machine.credit() == 5
+
+
+class TestLeasesHeld:
+    def test_nothing_is_listed_when_nothing_is_held(self, machine: Machine) -> None:
+        assert machine.told("leases_held") == []
+
+    def test_a_new_term_is_answered_with_all_that_is_held(self) -> None:
+        machine = Machine(slots=2, prefetch=1)
+        machine.open()
+        machine.assign(assignment("run"), assignment("done"), assignment("wait"))
+        machine.flush()
+        machine.hear(lease_lost=pb.LeaseLost())
+        machine.end("done")
+        machine.hear(term_started=pb.TermStarted(request=7, terms=[pb.Term(shard=1, epoch=2)]))
+        (held,) = machine.told("leases_held")
+        assert (held.answers, held.last_assignments) == (7, 1)
+        assert {lease.task_id: lease.started for lease in held.leases} == {"run": True, "wait": True, "done": True}
+
+    def test_what_has_not_started_is_listed_as_such(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("run"), assignment("wait"))
+        machine.hear(leases_wanted=pb.LeasesWanted(request=3))
+        (held,) = machine.told("leases_held")
+        assert held.answers == 3
+        assert {lease.task_id: lease.started for lease in held.leases} == {"run": True, "wait": False}
+
+    def test_a_new_stream_proves_presence_in_hello_and_lists_after_welcome(self, machine: Machine) -> None:
+        machine.assign(assignment("t1"), assignment("t2"))
+        machine.end("t2")
+        machine.close()
+        machine.open()
+        (hello,) = machine.told("hello")
+        assert set(hello.lease_tokens) == {token_of("t1"), token_of("t2")}
+        (held,) = machine.told("leases_held")
+        assert (held.answers, held.last_assignments) == (0, 0)
+        assert {lease.task_id for lease in held.leases} == {"t1", "t2"}
+
+    def test_it_goes_out_before_the_outcomes_that_it_lists(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.close()
+        machine.open()
+        events = [one.WhichOneof("event") for one in machine.said["a"]]
+        assert events == ["hello", "leases_held", "succeeded", "credit"]
+
+
+class TestOutcomes:
+    @pytest.mark.parametrize("kind", [pb.OUTCOME_VERDICT_LEASE_LOST, pb.OUTCOME_VERDICT_UNKNOWN_TOKEN])
+    def test_a_refused_outcome_is_dropped(self, machine: Machine, kind: pb.OutcomeVerdict.ValueType) -> None:
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.flush()
+        machine.hear(outcomes_recorded=verdict(token_of("t"), kind))
+        assert machine.protocol.is_idle
+        assert machine.protocol.outcomes.refused_count == 1
+
+    def test_outcomes_are_sent_again_on_a_new_stream(self, machine: Machine) -> None:
+        machine.assign(assignment("sent"), assignment("unsent"))
+        machine.end("sent")
+        machine.flush()
+        machine.end("unsent")
+        machine.close()
+        machine.open()
+        assert sorted(machine.ids("succeeded")) == ["sent", "unsent"]
+
+    def test_outcomes_of_a_shard_are_sent_again_to_its_new_term(self, machine: Machine) -> None:
+        machine.assign(assignment("t1"), assignment("t2", shard=2))
+        machine.end("t1")
+        machine.end("t2")
+        machine.flush()
+        machine.hear(term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=2)]))
+        assert machine.ids("succeeded") == ["t1", "t2", "t1"]
+
+    def test_not_leader_sends_the_outcome_to_the_leader_that_is_named(self, machine: Machine) -> None:
+        machine.open("b", terms=[])
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.flush()
+        machine.hear(outcomes_recorded=verdict(token_of("t"), pb.OUTCOME_VERDICT_NOT_LEADER, "b"))
+        assert machine.ids("succeeded", "b") == ["t"]
+
+    def test_not_leader_without_a_leader_is_tried_again_later(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.flush()
+        machine.wait(bounds.SECOND)
+        machine.hear(outcomes_recorded=verdict(token_of("t"), pb.OUTCOME_VERDICT_NOT_LEADER))
+        assert machine.ids("succeeded") == ["t"]
+        machine.wait(bounds.SECOND)
+        assert machine.ids("succeeded") == ["t", "t"]
+
+    def test_not_leader_waits_for_a_term_on_any_stream(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.flush()
+        machine.hear(outcomes_recorded=verdict(token_of("t"), pb.OUTCOME_VERDICT_NOT_LEADER))
+        machine.open("b", terms=[])
+        machine.hear("b", term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=2)]))
+        assert "t" in machine.ids("succeeded", "b")
+
+    def test_an_outcome_goes_to_the_shards_leader_wherever_its_attempt_came_from(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.open("b", terms=[pb.Term(shard=1, epoch=2)])
+        machine.end("t")
+        assert machine.ids("succeeded", "b") == ["t"]
+        assert machine.ids("succeeded", "a") == []
+
+    def test_no_credit_is_given_while_too_many_outcomes_wait(self) -> None:
+        machine = Machine(slots=1_024)
+        machine.open()
+        for part in range(MAX_UNRECORDED // 1_024):
+            ids = [f"t{part}-{i}" for i in range(1_024)]
+            machine.assign(*[assignment(task_id) for task_id in ids])
+            machine.end(*ids)
+            machine.flush()
+        assert machine.protocol.out == 0
+        machine.record(*[token_of(f"t0-{i}") for i in range(1_024)])
+        assert machine.protocol.out == 1_024
+
+
+class TestHeartbeats:
+    def test_one_is_sent_every_interval_of_the_welcome(self) -> None:
+        machine = Machine()
+        machine.open(heartbeat_interval={"seconds": 2})
+        machine.wait(1_900 * bounds.MILLISECOND)
+        assert machine.told("heartbeat") == []
+        for _ in range(60):
+            machine.wait(100 * bounds.MILLISECOND)
+            machine.flush()
+        assert len(machine.told("heartbeat")) in (3, 4)
+
+    def test_the_digest_covers_what_came_and_has_no_outcome_sent(self, machine: Machine) -> None:
+        machine.assign(assignment("t1"), assignment("t2"), assignment("t3"))
+        machine.end("t3")
+        machine.wait(5 * bounds.SECOND)
+        (beat,) = machine.told("heartbeat")
+        assert (beat.last_assignments, beat.lease_count) == (1, 2)
+        assert beat.lease_digest == digest_of(token_of("t1"), token_of("t2"))
+
+    def test_the_digest_covers_what_was_listed_on_the_stream(self, machine: Machine) -> None:
+        machine.assign(assignment("t1"), assignment("t2"))
+        machine.close()
+        machine.open()
+        machine.wait(5 * bounds.SECOND)
+        (beat,) = machine.told("heartbeat")
+        assert (beat.last_assignments, beat.lease_count) == (0, 2)
+        assert beat.lease_digest == digest_of(token_of("t1"), token_of("t2"))
+
+    def test_lost_leases_leave_the_digest(self, machine: Machine) -> None:
+        machine.assign(assignment("t1"), assignment("t2"))
+        machine.hear(lease_lost=pb.LeaseLost(lease_tokens=[token_of("t1")]))
+        machine.wait(5 * bounds.SECOND)
+        (beat,) = machine.told("heartbeat")
+        assert (beat.lease_count, beat.lease_digest) == (1, digest_of(token_of("t2")))
+
+    def test_progress_is_told_once_per_change(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.running["t"].progress = "half"
+        for _ in range(2):
+            machine.wait(5 * bounds.SECOND)
+            machine.flush()
+        first, second = machine.told("heartbeat")
+        assert [(one.task_id, one.progress) for one in first.progress] == [("t", "half")]
+        assert list(second.progress) == []
+
+    def test_a_node_that_is_silent_for_two_intervals_is_dead(self, machine: Machine) -> None:
+        stream = machine.streams["a"]
+        assert not machine.protocol.is_silent(stream, machine.now + 10 * bounds.SECOND)
+        assert machine.protocol.is_silent(stream, machine.now + 10 * bounds.SECOND + 1)
+        machine.wait(5 * bounds.SECOND)
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=1))
+        assert not machine.protocol.is_silent(stream, machine.now + 10 * bounds.SECOND)
+
+
+class TestCancelling:
+    def test_what_has_not_started_is_returned_at_once(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("t1"), assignment("t2"))
+        machine.hear(cancel_requested=pb.CancelRequested(lease_tokens=[token_of("t2")]))
+        assert machine.ids("returned") == ["t2"]
+        machine.end("t1")
+        assert machine.started == ["t1"]
+
+    def test_what_runs_is_asked_to_stop_and_said_to_be_started(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        request = pb.CancelRequested(lease_tokens=[token_of("t")], reason=pb.STOP_REASON_CANCELLED)
+        machine.hear(cancel_requested=request)
+        machine.hear(cancel_requested=request)
+        assert machine.stopped == [("t", StopReason.CANCELLED)]
+        assert "t" in machine.ids("started")
+
+    def test_the_servers_time_limit_stops_too(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        reason = pb.STOP_REASON_TIMED_OUT
+        machine.hear(cancel_requested=pb.CancelRequested(lease_tokens=[token_of("t"), b"unknown"], reason=reason))
+        assert machine.stopped == [("t", StopReason.TIMED_OUT)]
+
+    def test_a_lost_lease_is_told_though_a_stop_was_asked_for_before(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.hear(cancel_requested=pb.CancelRequested(lease_tokens=[token_of("t")]))
+        machine.hear(lease_lost=pb.LeaseLost(lease_tokens=[token_of("t")]))
+        assert machine.stopped == [("t", StopReason.CANCELLED), ("t", StopReason.LEASE_LOST)]
+
+
+class TestCredit:
+    def test_a_second_node_gets_half_of_what_is_unused(self, machine: Machine) -> None:
+        machine.open("b")
+        assert machine.credit("b") == 0
+        machine.wait(bounds.SECOND)
+        assert machine.credit("a") == 2
+        machine.hear(credit_returned=pb.CreditReturned(count=2))
+        assert machine.credit("b") == 2
+        assert machine.protocol.out == 4
+
+    def test_withdrawn_credit_that_became_assignments_is_not_given_twice(self, machine: Machine) -> None:
+        machine.open("b")
+        machine.wait(bounds.SECOND)
+        machine.assign(assignment("t1"), assignment("t2"), assignment("t3"))
+        machine.hear(credit_returned=pb.CreditReturned(count=1))
+        assert machine.credit("b") == 1
+        assert machine.protocol.out == 1
+
+    def test_the_credit_of_a_stream_that_ended_goes_to_others(self, machine: Machine) -> None:
+        machine.open("b")
+        machine.close("a")
+        assert machine.credit("b") == 4
+
+    def test_a_single_slot_goes_round_nodes_that_have_nothing(self) -> None:
+        machine = Machine(slots=1)
+        machine.open("a")
+        machine.open("b")
+        holders = []
+        for _ in range(4):
+            (holder,) = [address for address in "ab" if machine.credit(address) == 1]
+            holders.append(holder)
+            machine.wait(bounds.SECOND)
+            machine.flush()
+            machine.hear(holder, credit_returned=pb.CreditReturned(count=1))
+        assert holders == ["a", "b", "a", "b"]
+
+    def test_a_node_that_drains_gets_none_and_gives_back(self, machine: Machine) -> None:
+        machine.open("b")
+        machine.hear(draining=pb.Draining())
+        assert machine.credit("a") == 0
+        machine.hear(credit_returned=pb.CreditReturned(count=4))
+        assert machine.credit("a") == 0
+        assert machine.credit("b") == 4
+
+
+class TestDraining:
+    def test_goodbye_is_said_and_what_waits_is_returned(self) -> None:
+        machine = Machine(slots=1, prefetch=2)
+        machine.open()
+        machine.assign(assignment("t1"), assignment("t2"), assignment("t3"))
+        machine.drain()
+        assert machine.ids("returned") == ["t2", "t3"]
+        assert len(machine.told("goodbye")) == 1
+        assert machine.protocol.out == 0
+
+    def test_what_was_on_its_way_is_returned(self, machine: Machine) -> None:
+        machine.drain()
+        machine.assign(assignment("t"))
+        assert machine.started == []
+        assert machine.ids("returned") == ["t"]
+
+    def test_it_is_over_when_all_outcomes_are_recorded(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.drain()
+        machine.end("t")
+        assert machine.credit() == 4
+        assert not machine.protocol.is_idle
+        machine.record(token_of("t"))
+        assert machine.protocol.is_idle
+
+    def test_a_stream_opened_meanwhile_gets_no_credit(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.drain()
+        machine.close()
+        machine.open()
+        machine.end("t")
+        assert machine.credit() == 0
+        assert len(machine.told("goodbye")) == 1
+        assert machine.ids("succeeded") == ["t"]
+
+    def test_what_still_runs_at_the_end_is_asked_to_stop(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.drain()
+        machine.perform(machine.protocol.stop_running())
+        assert machine.stopped == [("t", StopReason.SHUTDOWN)]
