@@ -24,6 +24,10 @@ class Port(Protocol):
         """Tell whether this node leads the shard and has loaded it."""
         ...
 
+    def leader_of(self, shard: ShardId) -> str:
+        """Return the address of the node that leads the shard, empty if none is known."""
+        ...
+
     def terms(self) -> Sequence[tuple[ShardId, Epoch]]:
         """Return the terms that this node leads and has loaded."""
         ...

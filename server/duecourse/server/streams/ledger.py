@@ -1,0 +1,78 @@
+"""Which leases a worker should hold on one stream, by what the node sent it and heard of it.
+
+In it are the tokens that were assigned on the stream or listed on it, and for which no outcome was received on it: what
+the worker's heartbeats count too. A change costs one look-up; the digest is made when a heartbeat asks for it, which is
+rare beside changes. Assignments that the worker had not received when it spoke are left out by their number.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from duecourse.server.core.lease import Lease
+
+DIGEST_BYTES: Final = 8
+
+
+class Ledger:
+    """See the module's docstring."""
+
+    __slots__ = ("_concluded", "_held")
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, tuple[int, Lease] | None] = {}
+        """By token: the number of its Assignments and its lease; None if it was listed."""
+        self._concluded: set[bytes] = set()
+        """Outcomes received on the stream that are not known to be decided."""
+
+    @property
+    def undecided(self) -> int:
+        """How many outcomes wait for what becomes of them."""
+        return len(self._concluded)
+
+    def assigned(self, lease: Lease) -> None:
+        """Note a lease that is being sent to the worker, under its assignment number."""
+        self._held[lease.token] = (lease.assignment_number, lease)
+
+    def listed(self, tokens: Iterable[bytes]) -> None:
+        """Note that the worker says that it holds leases."""
+        for token in tokens:
+            if token not in self._concluded:
+                self._held.setdefault(token, None)
+
+    def reset(self, tokens: Collection[bytes], last_assignments: int) -> None:
+        """Start again from all that the worker held once it had received so many Assignments."""
+        before = self._held
+        self._held = {token: entry for token, entry in before.items() if entry and entry[0] > last_assignments}
+        self._concluded.intersection_update(tokens)
+        for token in tokens:
+            if token not in self._concluded:
+                self._held[token] = before.get(token)
+
+    def lease_of(self, token: bytes) -> Lease | None:
+        """Return the lease of a token, if it was assigned on this stream and is held."""
+        entry = self._held.get(token)
+        return entry[1] if entry else None
+
+    def conclude(self, token: bytes) -> Lease | None:
+        """Note that an outcome was received; returns the lease if it was assigned on this stream."""
+        self._concluded.add(token)
+        entry = self._held.pop(token, None)
+        return entry[1] if entry else None
+
+    def decided(self, token: bytes) -> None:
+        """Note that the worker is told what became of an outcome, and forgets it."""
+        self._concluded.discard(token)
+
+    def lost(self, token: bytes) -> None:
+        """Note that the worker is told that a lease is no longer its."""
+        self._held.pop(token, None)
+
+    def digest(self, last_assignments: int) -> tuple[int, int]:
+        """Return how many leases are held, and the exclusive or of their tokens' first bytes."""
+        count = 0
+        digest = 0
+        for token, entry in self._held.items():
+            if entry is None or entry[0] <= last_assignments:
+                count += 1
+                digest ^= int.from_bytes(token[:DIGEST_BYTES], "big")
+        return count, digest
