@@ -1,6 +1,7 @@
 """What all commands share, and the commands that run and prepare things."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from cli.conftest import CommandLine
 from services.scripted import ScriptedNode
 
-from duecourse.cli import output
+from duecourse.cli import log_lines, output
 from duecourse.server import config_listing
 from duecourse.v1 import cluster_service_pb2
 
@@ -50,7 +51,7 @@ def test_every_command_explains_itself_and_its_exit_codes(duecourse: CommandLine
     result = duecourse(*command.split(), "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
-    assert "xit codes: 0" in " ".join(result.stdout.split())
+    assert "Exit codes: 0" in " ".join(result.stdout.split())
 
 
 def test_help_needs_neither_grpc_nor_a_database_driver() -> None:
@@ -172,6 +173,13 @@ def test_a_worker_without_handlers_has_nothing_to_do(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "without handlers has nothing to do" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_log_line_holds_the_fields_of_its_event() -> None:
+    record = logging.LogRecord("duecourse.worker", logging.INFO, "", 0, "attempt failed", (), None)
+    record.task_id, record.failure = "t1", "no\nway"
+    shown = log_lines.Formatter().format(record)
+    assert shown.endswith(r"INFO    duecourse.worker: attempt failed task_id=t1 failure=no\nway")
 
 
 def test_what_others_wrote_cannot_move_the_cursor() -> None:

@@ -27,7 +27,7 @@ app.command(
     add_help_option=False,
 )(servers.server)
 app.command(epilog=exits.EPILOG)(workers.worker)
-app.command()(dev.dev)
+app.command(epilog=exits.EPILOG)(dev.dev)
 app.command()(demo.demo)
 
 

@@ -2,14 +2,13 @@
 
 import asyncio
 import importlib
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duecourse.cli import connection, exits, output
+from duecourse.cli import connection, exits, log_lines, output
 from duecourse.cli.solo import running
 
 if TYPE_CHECKING:
@@ -55,8 +54,7 @@ def worker(
     if slots is not None:
         found.slots = slots
     connection.quieten()
-    if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.show()
     types = ", ".join(found.task_types)
     output.tell(f"worker {found.name}: {types} from {', '.join(found.queues)} at {', '.join(found.addresses)}")
     try:
