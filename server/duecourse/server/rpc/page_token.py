@@ -1,7 +1,7 @@
 """Page tokens: where a listing goes on, bound to what is listed.
 
-A token is opaque to clients: URL-safe base64 of a version byte, a digest over the namespace, the filters and the id to go
-on after, and that id. One that was altered, or that belongs to another listing, is refused. It grants nothing (the
+A token is opaque to clients: URL-safe base64 of a version byte, a digest over the namespace, the filters and the id to
+go on after, and that id. One that was altered, or that belongs to another listing, is refused. It grants nothing (the
 namespace is the request's, not the token's), so the digest needs no key and every node accepts every node's tokens.
 """
 
@@ -40,5 +40,12 @@ def read(token: str, query: TaskQuery) -> str:
 
 
 def _digest(query: TaskQuery, after: str) -> bytes:
-    filters = (query.namespace, query.queue, sorted(query.states), query.run_at_from, query.run_at_before, after)
+    filters = (
+        query.namespace,
+        query.queue,
+        sorted(state.value for state in query.states),
+        query.run_at_from,
+        query.run_at_before,
+        after,
+    )
     return blake2b(repr(filters).encode(), digest_size=_DIGEST_BYTES, person=b"duecourse page").digest()

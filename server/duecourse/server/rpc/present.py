@@ -116,9 +116,7 @@ def _set_policy(message: task_pb2.Task, policy: task.Policy) -> None:
         _set_instant(message.start_deadline, policy.start_deadline)
     if policy.completion_deadline is not None:
         _set_instant(message.completion_deadline, policy.completion_deadline)
-    message.on_lost_attempt = (
-        task_pb2.ON_LOST_ATTEMPT_FAIL if policy.fail_when_lost else task_pb2.ON_LOST_ATTEMPT_RETRY
-    )
+    message.on_lost_attempt = task_pb2.ON_LOST_ATTEMPT_FAIL if policy.fail_when_lost else task_pb2.ON_LOST_ATTEMPT_RETRY
 
 
 def _set_progress(message: task_pb2.Task, progress: task.Progress) -> None:

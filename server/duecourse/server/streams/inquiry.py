@@ -1,7 +1,7 @@
 """What the node has asked a worker on one stream, which answers prove what, and how far the worker may count on leases.
 
-- A list of leases proves absence only for a term that had been announced before the request that it answers; for a later
-  term an assignment of the term before may still be on its way.
+- A list of leases proves absence only for a term that had been announced before the request that it answers; for a
+  later term an assignment of the term before may still be on its way.
 - The node names the last message that it had read before it began a check of its terms which then succeeded. While a
   heartbeat's digest differs from the ledger, nothing was renewed, so no message from that one on is named.
 """

@@ -89,6 +89,11 @@ class WorkerStream:
         self._credit_out = 0
         self._task_types: frozenset[str] = frozenset()
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing goes in or comes out any more."""
+        return self.phase is Phase.ENDED
+
     # What the pump calls.
 
     def receive(self, message: pb.StreamAssignmentsRequest, now: Micros) -> None:

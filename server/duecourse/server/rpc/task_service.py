@@ -1,0 +1,206 @@
+"""`TaskService`: parses requests, has commands carried out by the node, and reads tasks from the store.
+
+A batch has a result for each item: one that is malformed is refused alone, and the rest is submitted.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from grpc import aio
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.server.core import errors
+from duecourse.server.core.effects import Submitted
+from duecourse.server.core.task import ShardId, Submission, TaskKey, TaskState
+from duecourse.server.rpc import Commands, convert, page_token, present
+from duecourse.server.rpc.calls import Calls
+from duecourse.server.storage import CorruptRecord, StoreUnavailable, TaskPage, TaskQuery, TaskStore
+from duecourse.server.telemetry.metrics import Metrics
+from duecourse.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
+
+PAGE_BYTES: Final = bounds.MAX_REQUEST_BYTES * 3 // 4
+_STATES: Final = {number: state for state, number in present.STATES.items()}
+_VIEWS: Final = (task_pb2.TASK_VIEW_UNSPECIFIED, task_pb2.TASK_VIEW_BASIC, task_pb2.TASK_VIEW_FULL)
+
+
+class TaskService(task_service_pb2_grpc.TaskServiceServicer):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        commands: Commands,
+        store: TaskStore,
+        calls: Calls,
+        metrics: Metrics,
+        *,
+        shard_of: Callable[[str, str], ShardId],
+        utc: Callable[[], Micros],
+    ) -> None:
+        self._commands = commands
+        self._store = store
+        self._calls = calls
+        self._metrics = metrics
+        self._utc = utc
+        self._submissions = convert.Submissions(shard_of)
+
+    async def SubmitTask(  # noqa: N802
+        self,
+        request: task_service_pb2.SubmitTaskRequest,
+        context: aio.ServicerContext[
+            task_service_pb2.SubmitTaskRequest, Awaitable[task_service_pb2.SubmitTaskResponse]
+        ],
+    ) -> task_service_pb2.SubmitTaskResponse:
+        """Submit one task."""
+        return await self._calls.answer("SubmitTask", context, self._submit, request)
+
+    async def SubmitTasks(  # noqa: N802
+        self,
+        request: task_service_pb2.SubmitTasksRequest,
+        context: aio.ServicerContext[
+            task_service_pb2.SubmitTasksRequest, Awaitable[task_service_pb2.SubmitTasksResponse]
+        ],
+    ) -> task_service_pb2.SubmitTasksResponse:
+        """Submit tasks."""
+        return await self._calls.answer("SubmitTasks", context, self._submit_batch, request)
+
+    async def GetTask(  # noqa: N802
+        self,
+        request: task_service_pb2.GetTaskRequest,
+        context: aio.ServicerContext[task_service_pb2.GetTaskRequest, Awaitable[task_service_pb2.GetTaskResponse]],
+    ) -> task_service_pb2.GetTaskResponse:
+        """Read one task."""
+        return await self._calls.answer("GetTask", context, self._get, request)
+
+    async def ListTasks(  # noqa: N802
+        self,
+        request: task_service_pb2.ListTasksRequest,
+        context: aio.ServicerContext[task_service_pb2.ListTasksRequest, Awaitable[task_service_pb2.ListTasksResponse]],
+    ) -> task_service_pb2.ListTasksResponse:
+        """List tasks."""
+        return await self._calls.answer("ListTasks", context, self._list, request)
+
+    async def CancelTask(  # noqa: N802
+        self,
+        request: task_service_pb2.CancelTaskRequest,
+        context: aio.ServicerContext[
+            task_service_pb2.CancelTaskRequest, Awaitable[task_service_pb2.CancelTaskResponse]
+        ],
+    ) -> task_service_pb2.CancelTaskResponse:
+        """Cancel a task."""
+        remaining = context.time_remaining()
+
+        async def cancel(request: task_service_pb2.CancelTaskRequest) -> task_service_pb2.CancelTaskResponse:
+            return await self._cancel(request, remaining)
+
+        return await self._calls.answer("CancelTask", context, cancel, request)
+
+    async def _submit(self, request: task_service_pb2.SubmitTaskRequest) -> task_service_pb2.SubmitTaskResponse:
+        try:
+            submission = self._submissions.one(request, self._utc())
+        except errors.InvalidField:
+            self._metrics.tasks_refused += 1
+            raise
+        (answer,) = await self._commands.submit((submission,))
+        if not isinstance(answer, Submitted):
+            raise answer
+        response = task_service_pb2.SubmitTaskResponse()
+        present.submitted(submission.task_id, answer, response.submitted)
+        return response
+
+    async def _submit_batch(self, request: task_service_pb2.SubmitTasksRequest) -> task_service_pb2.SubmitTasksResponse:
+        parsed = self._submissions.batch(request, self._utc())
+        submissions = [one for one in parsed if isinstance(one, Submission)]
+        self._metrics.tasks_refused += len(parsed) - len(submissions)
+        answers = iter(await self._commands.submit(submissions) if submissions else ())
+        response = task_service_pb2.SubmitTasksResponse()
+        add = response.results.add
+        for one in parsed:
+            if isinstance(one, Submission):
+                present.result(one.task_id, next(answers), add())
+            else:
+                present.result("", one, add())
+        return response
+
+    async def _get(self, request: task_service_pb2.GetTaskRequest) -> task_service_pb2.GetTaskResponse:
+        key = TaskKey(convert.namespace_of(request.namespace), convert.required_name(request.task_id, "task_id"))
+        if request.view not in _VIEWS:
+            raise errors.InvalidField("view", "BASIC or FULL is wanted")
+        is_full = request.view == task_pb2.TASK_VIEW_FULL
+        try:
+            found = await self._store.read_task(key, full=is_full)
+        except StoreUnavailable as error:
+            raise errors.StoreFailed(str(error)) from error
+        if found is None:
+            raise errors.TaskNotFound(key.task_id)
+        if isinstance(found, CorruptRecord):
+            raise errors.RecordCorrupt(key.task_id)
+        response = task_service_pb2.GetTaskResponse()
+        present.stored_task(found, response.task, full=is_full)
+        return response
+
+    async def _list(self, request: task_service_pb2.ListTasksRequest) -> task_service_pb2.ListTasksResponse:
+        query = _query(request)
+        limit = request.page_size or bounds.DEFAULT_PAGE
+        if not 1 <= limit <= bounds.MAX_PAGE:
+            raise errors.InvalidField("page_size", f"1 to {bounds.MAX_PAGE} is wanted, or 0 for {bounds.DEFAULT_PAGE}")
+        after = page_token.read(request.page_token, query) if request.page_token else ""
+        try:
+            page = await self._store.list_tasks(query, after, limit)
+        except StoreUnavailable as error:
+            raise errors.StoreFailed(str(error)) from error
+        return _page(query, page)
+
+    async def _cancel(
+        self, request: task_service_pb2.CancelTaskRequest, remaining: float | None
+    ) -> task_service_pb2.CancelTaskResponse:
+        namespace = convert.namespace_of(request.namespace)
+        task_id = convert.required_name(request.task_id, "task_id")
+        request_id = convert.optional_name(request.request_id, "request_id")
+        expected = request.expected_revision if request.HasField("expected_revision") else None
+        wait = bounds.DEFAULT_CANCEL_WAIT
+        if request.HasField("wait"):
+            wait = convert.duration(request.wait, "wait", 0, bounds.MAX_CANCEL_WAIT)
+        if remaining is not None:
+            # The answer should reach a client whose deadline is shorter than its wait.
+            wait = min(wait, int(remaining * bounds.SECOND * 0.8))
+        elif wait > bounds.DEFAULT_CALL_DEADLINE // 2:
+            wait = min(wait, bounds.DEFAULT_CALL_DEADLINE - bounds.SECOND)
+        fingerprint = convert.cancel_fingerprint(expected)
+        return present.cancelled(
+            await self._commands.cancel(namespace, task_id, request_id, fingerprint, expected, wait)
+        )
+
+
+def _query(request: task_service_pb2.ListTasksRequest) -> TaskQuery:
+    states: set[TaskState] = set()
+    for index, number in enumerate(request.states):
+        if number not in _STATES:
+            raise errors.InvalidField(f"states[{index}]", "a state of TaskState is wanted")
+        states.add(_STATES[number])
+    return TaskQuery(
+        namespace=convert.namespace_of(request.namespace),
+        queue=convert.optional_name(request.queue, "queue") or None,
+        states=frozenset(states),
+        run_at_from=convert.instant(request.run_at_from, "run_at_from") if request.HasField("run_at_from") else None,
+        run_at_before=(
+            convert.instant(request.run_at_before, "run_at_before") if request.HasField("run_at_before") else None
+        ),
+    )
+
+
+def _page(query: TaskQuery, page: TaskPage) -> task_service_pb2.ListTasksResponse:
+    """Present a page, cut where it would get larger than a client takes by default."""
+    response = task_service_pb2.ListTasksResponse()
+    next_after = page.next_after
+    room = PAGE_BYTES
+    for index, stored in enumerate(page.tasks):
+        message = response.tasks.add()
+        present.stored_task(stored, message, full=False)
+        room -= message.ByteSize()
+        if room < 0 and index + 1 < len(page.tasks):
+            next_after = stored.task.task_id
+            break
+    if next_after is not None:
+        response.next_page_token = page_token.make(query, next_after)
+    return response
