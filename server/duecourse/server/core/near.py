@@ -16,6 +16,7 @@ itself. Loads may bring tasks that have changed since: every write compares the 
 """
 
 import heapq
+import itertools
 from collections.abc import Callable
 
 from duecourse.model.instants import Micros
@@ -74,6 +75,8 @@ class Near:
         self.heads: dict[Lane, Head] = {}
         self.with_deadline: set[Task] = set()
         self._due: list[tuple[Micros, int, Task]] = []
+        """A heap of (due time, entry number, task): a task that left its head may come back as another object."""
+        self._entries = itertools.count()
         self._due_bound = _DUE_SLACK
         self._low: set[Head] = set()
 
@@ -96,7 +99,7 @@ class Near:
             task.is_ready = True
             ready.append(task)
         else:
-            heapq.heappush(self._due, (due_time, task.sequence, task))
+            heapq.heappush(self._due, (due_time, next(self._entries), task))
             if len(self._due) > self._due_bound:
                 self._drop_outdated()
         if len(head.tasks) > 2 * self.head:

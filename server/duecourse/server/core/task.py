@@ -188,6 +188,10 @@ class Task:
     def __post_init__(self) -> None:
         self.key = TaskKey(self.namespace, self.task_id)
 
+    def __lt__(self, other: "Task") -> bool:
+        """Tie with every other: heaps hold a task twice, with the same key, once it was dropped and loaded again."""
+        return False
+
 
 @dataclass(slots=True, eq=False)
 class Submission:

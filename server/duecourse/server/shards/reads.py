@@ -55,7 +55,8 @@ class _Line(Generic[_T]):
                 self._wake.clear()
                 await self._wake.wait()
             led = self._loop.shards
-            batch = [entry for entry in self._waiting[: self._at_once] if led.get(entry[0].fence.shard) is entry[0]]
+            taken = self._waiting[: self._at_once]
+            batch = [entry for entry in taken if led.get(entry[0].fence.shard) is entry[0]]
             try:
                 if batch:
                     await self._read(batch)
@@ -63,7 +64,7 @@ class _Line(Generic[_T]):
                 _log.warning("read_failed", detail=str(error))
                 await self._loop.clock.sleep(next(waits))
                 continue
-            del self._waiting[: self._at_once]
+            del self._waiting[: len(taken)]
             waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
 
 
