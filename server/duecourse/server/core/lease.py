@@ -24,8 +24,6 @@ class Holder:
     incarnation: str
     renewed_at: Micros
     """Elapsed time of the last sign of life for all its leases."""
-    last_read: int = 0
-    """The number of the last message read from it."""
     is_open: bool = True
 
 

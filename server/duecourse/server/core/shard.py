@@ -143,6 +143,11 @@ class Shard:
             case _:
                 assert_never(event)
 
+    @property
+    def tasks_in_memory(self) -> int:
+        """How many tasks are in memory: near and held ones."""
+        return len(self.near.tasks) + len(self.held)
+
     def collect_loads(self, out: Effects) -> None:
         """Ask for the rest of the lanes that run low; once after each turn."""
         self.near.collect_loads(out.lane_loads)

@@ -35,6 +35,10 @@ _TICK: Micros = bounds.LONGEST_SLEEP // 2
 class Streams(Protocol):
     """What the loop has for the workers' streams."""
 
+    def last_read(self, holder: Holder) -> int:
+        """Return the number of the last message read from a worker."""
+        ...
+
     def assign(self, assignments: Sequence[Assignment]) -> Sequence[Lease]:
         """Send assignments; returns the leases of those whose stream had ended."""
         ...
@@ -137,6 +141,10 @@ class Loop:
         """Tell whether this node leads the shard and has loaded it."""
         return shard in self.shards
 
+    def leader_of(self, shard: ShardId) -> str:
+        """Return the address of the node that leads a shard, empty if it is not known."""
+        return ""
+
     def terms(self) -> Sequence[tuple[ShardId, Epoch]]:
         """Return the terms that this node leads and has loaded."""
         return [(shard.fence.shard, shard.fence.epoch) for shard in self.shards.values()]
@@ -206,6 +214,22 @@ class Loop:
             self.matcher.unmatched(lane, holder)
         return is_led
 
+    @property
+    def inbox_size(self) -> int:
+        """How many events wait for the next turn."""
+        return len(self._inbox)
+
+    def ready(self) -> tuple[int, Micros]:
+        """Count the tasks in memory that are due and wait for a worker, and tell since when the oldest one does."""
+        now = self.clock.now().earliest
+        count, oldest = 0, now
+        for shard in self.shards.values():
+            for task in shard.near.tasks.values():
+                if task.is_ready:
+                    count += 1
+                    oldest = min(oldest, task.progress.due_time or now)
+        return count, now - oldest
+
     # A turn.
 
     def _turn(self) -> None:
@@ -267,13 +291,14 @@ class Loop:
         if len(matches) == _MATCHES_PER_TURN:
             self._wake.set()
         tokens = os.urandom(16 * len(matches))
+        last_read = self._streams.last_read
         for index, (task, holder) in enumerate(matches):
             shard = self.shards.get(task.shard)
             if shard is None:
                 self.matcher.unmatched(task.lane, holder)
                 continue
             token = tokens[16 * index : 16 * index + 16]
-            self._handle(shard, Grant(task, holder, token, self._lease, holder.last_read), now, out)
+            self._handle(shard, Grant(task, holder, token, self._lease, last_read(holder)), now, out)
         for lane, holder in out.unmatched:
             self.matcher.unmatched(lane, holder)
 

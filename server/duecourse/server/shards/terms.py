@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Never, Protocol
 
 from duecourse.model import bounds
@@ -48,14 +47,6 @@ class TermsChecked(Protocol):
         ...
 
 
-class Standing(StrEnum):
-    """Where a shard stands on this node."""
-
-    UNLED = "unled"
-    LOADING = "loading"
-    LED = "led"
-
-
 class Terms:
     """See the module's docstring. Implements `lanes.TermEnds` and `leadership.Taking`."""
 
@@ -85,15 +76,6 @@ class Terms:
     def connect(self, lanes: CommitLanes) -> None:
         """Name the lanes whose writes end with a term."""
         self._lanes = lanes
-
-    def standing(self, shard: ShardId) -> tuple[Standing, Epoch]:
-        """Return where a shard stands, and under which epoch."""
-        led = self._loop.shards.get(shard)
-        if led is not None:
-            return Standing.LED, led.fence.epoch
-        if shard in self.loading:
-            return Standing.LOADING, self.loading[shard]
-        return Standing.UNLED, Epoch(0)
 
     # Ending.
 
