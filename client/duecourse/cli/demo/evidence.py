@@ -50,7 +50,7 @@ class Verdict:
     lateness: Distribution
     """Of each task's first start."""
     lateness_in_service: Distribution
-    """Of those that became due while the scheduler served."""
+    """Of those that did not become due during the outage."""
 
     @property
     def is_kept(self) -> bool:
@@ -84,7 +84,7 @@ def judge(
     """Judge the acknowledged tasks, given by their `run_at`.
 
     `outcomes`: of the attempts, by number, of every task that was started more than once. `outage`: from when to when
-    the scheduler was gone.
+    no task could be started.
     """
     first: dict[str, Start] = {}
     unknown = []

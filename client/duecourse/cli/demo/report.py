@@ -19,12 +19,19 @@ class Outage:
     """What was done to the scheduler. Instants are microseconds since 1970 UTC."""
 
     killed_at: Micros
-    ready_at: Micros
+    serving_at: Micros
+    over_at: Micros
+    """When the worker was connected again."""
 
     @property
-    def seconds(self) -> float:
-        """How long it was gone."""
-        return (self.ready_at - self.killed_at) / bounds.SECOND
+    def gone_seconds(self) -> float:
+        """How long it did not serve."""
+        return (self.serving_at - self.killed_at) / bounds.SECOND
+
+    @property
+    def outage_seconds(self) -> float:
+        """How long no task could be started."""
+        return (self.over_at - self.killed_at) / bounds.SECOND
 
 
 def show(console: Console, verdict: Verdict, outage: Outage) -> None:
@@ -40,10 +47,10 @@ def show(console: Console, verdict: Verdict, outage: Outage) -> None:
     table.add_row("run more than once", *_bad(len(verdict.repeats) - allowed, allowed))
     if verdict.unknown:
         table.add_row("run, but never submitted", *_bad(len(verdict.unknown)))
-    table.add_row("scheduler killed; gone for", f"{outage.seconds:.2f} s")
+    table.add_row("scheduler gone / no task started for", f"{outage.gone_seconds:.2f} / {outage.outage_seconds:.2f} s")
     table.add_section()
     table.add_row("lateness p50 / p95 / p99 / max", _quantiles(verdict.lateness))
-    table.add_row("of those due while the scheduler ran", _quantiles(verdict.lateness_in_service))
+    table.add_row("of those due outside the outage", _quantiles(verdict.lateness_in_service))
     console.print(table)
     console.print("Lateness (handler start minus run_at):")
     for line in histogram(verdict.lateness):
@@ -65,9 +72,10 @@ def as_object(verdict: Verdict, outage: Outage) -> dict[str, object]:
         "early": [start._asdict() for start in verdict.early],
         "unknown": [start._asdict() for start in verdict.unknown],
         "repeats": [_repeat_object(repeat) for repeat in verdict.repeats],
-        "outage_s": round(outage.seconds, 3),
+        "scheduler_gone_s": round(outage.gone_seconds, 3),
+        "outage_s": round(outage.outage_seconds, 3),
         "lateness_ms": _milliseconds(verdict.lateness),
-        "lateness_in_service_ms": _milliseconds(verdict.lateness_in_service),
+        "lateness_outside_outage_ms": _milliseconds(verdict.lateness_in_service),
     }
 
 

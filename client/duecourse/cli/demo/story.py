@@ -78,15 +78,16 @@ class Play:
             worker = self._start_worker(solo.address)
             self._stage.say(f"a cluster of one node serves on {solo.address}; a worker connects to it")
             async with sdk.Client(solo.address) as client:
+                await self._wait_for_worker(client)
                 run_at = await self._submit(client)
                 with self._stage.counting(self._tasks):
-                    outage = await self._break_in_the_middle(solo, worker, run_at)
+                    outage = await self._break_in_the_middle(solo, client, worker, run_at)
                     await self._wait_for_the_end(client, worker, run_at)
                 self._stage.say("everything has ended; asking the worker to stop, then reading its file")
                 await worker.stop(10 * bounds.SECOND)
                 starts = evidence.read(self._file.read_text().splitlines())
                 outcomes = await _outcomes(client, evidence.repeated(starts))
-        return evidence.judge(run_at, starts, outcomes, (outage.killed_at, outage.ready_at)), outage
+        return evidence.judge(run_at, starts, outcomes, (outage.killed_at, outage.over_at)), outage
 
     def _start_worker(self, address: str) -> Child:
         return self._nursery.spawn(
@@ -122,7 +123,7 @@ class Play:
         return run_at
 
     async def _break_in_the_middle(
-        self, solo: SoloCluster, worker: Child, run_at: Mapping[str, Micros]
+        self, solo: SoloCluster, client: sdk.Client, worker: Child, run_at: Mapping[str, Micros]
     ) -> report.Outage:
         middle = (min(run_at.values()) + max(run_at.values())) // 2
         while self._clock.now().latest < middle:
@@ -134,9 +135,18 @@ class Play:
         solo.kill_node()
         self._stage.say("killed the scheduler with SIGKILL", "yellow")
         await solo.start_node()
-        ready_at = self._clock.now().latest
-        self._stage.say(f"it serves again after {(ready_at - killed_at) / bounds.SECOND:.2f} s", "yellow")
-        return report.Outage(killed_at=killed_at, ready_at=ready_at)
+        serving_at = self._clock.now().latest
+        self._stage.say(f"it serves again after {(serving_at - killed_at) / bounds.SECOND:.2f} s", "yellow")
+        await self._wait_for_worker(client)
+        over_at = self._clock.now().latest
+        self._stage.say(f"the worker has found it after {(over_at - killed_at) / bounds.SECOND:.2f} s", "yellow")
+        return report.Outage(killed_at=killed_at, serving_at=serving_at, over_at=over_at)
+
+    async def _wait_for_worker(self, client: sdk.Client) -> None:
+        """Return once the worker has connected; what it does not do for long is for the judge."""
+        give_up = self._clock.elapsed() + _PATIENCE
+        while (await client.cluster()).worker_streams == 0 and self._clock.elapsed() < give_up:
+            await self._clock.sleep(_LOOK_EVERY // 5)
 
     async def _wait_for_the_end(self, client: sdk.Client, worker: Child, run_at: Mapping[str, Micros]) -> None:
         """Return when all tasks have ended, or when they should have: what is missing then is the judge's affair."""
