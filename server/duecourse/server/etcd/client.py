@@ -211,8 +211,8 @@ class EtcdClient:
             stream = Stream(connection.stream(method, answer, metadata))
             try:
                 yield stream
-            except StreamBroken as broken:
-                await self._endpoints.leave(connection, silent=broken.silent)
+            except (StreamBroken, ForeignCluster) as error:
+                await self._endpoints.leave(connection, silent=isinstance(error, StreamBroken) and error.silent)
                 raise
             finally:
                 stream.cancel()
@@ -251,8 +251,8 @@ class EtcdClient:
                     if not repeatable:
                         raise EtcdUnknown(reason) from None
                     continue
-            self._note_answer(result)
-            return result
+                await self._note_answer(connection, result)
+                return result
         raise EtcdUnavailable(reason)
 
     async def _connected(self, connection: Connection) -> Micros | None:
@@ -268,8 +268,12 @@ class EtcdClient:
         await self._endpoints.leave(connection, silent=silent)
         return None
 
-    def _note_answer(self, answer: Any) -> None:
-        self.note(answer.header)
+    async def _note_answer(self, connection: Connection, answer: Any) -> None:
+        try:
+            self.note(answer.header)
+        except ForeignCluster:
+            await self._endpoints.leave(connection, silent=False)
+            raise
 
 
 def _refusal(error: aio.AioRpcError) -> EtcdRefused:

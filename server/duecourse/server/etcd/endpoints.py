@@ -51,8 +51,7 @@ class Tls:
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Read them."""
-        ca, key, certificate = (path and path.read_bytes() for path in (self.ca, self.key, self.certificate))
-        return grpc.ssl_channel_credentials(ca, key, certificate)
+        return grpc.ssl_channel_credentials(_content(self.ca), _content(self.key), _content(self.certificate))
 
 
 class Connection:
@@ -148,6 +147,10 @@ class Endpoints:
         connection, self._current = self._current, None
         if connection is not None:
             await connection.leave()
+
+
+def _content(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
 
 
 def _serialise(message: Message) -> bytes:

@@ -4,7 +4,7 @@ gRPC has several: a status, `EOF`, `InvalidStateError` from writing to a stream 
 """
 
 import asyncio
-from typing import Generic
+from typing import Generic, cast
 
 from google.protobuf.message import Message
 from grpc import aio
@@ -44,9 +44,9 @@ class Stream(Generic[Answer]):
             raise StreamBroken("the stream has ended") from None
         except aio.AioRpcError as error:
             raise broken(error) from None
-        if isinstance(message, aio.EOFType):
+        if message is aio.EOF:
             raise StreamBroken("the stream was ended")
-        return message
+        return cast(Answer, message)
 
     def cancel(self) -> None:
         """End it."""

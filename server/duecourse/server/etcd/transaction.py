@@ -101,11 +101,6 @@ def get(key: bytes) -> Operation:
     return Operation(request_range=kv_pb2.RangeRequest(key=key))
 
 
-def earliest(start: bytes, end: bytes) -> Operation:
-    """Read, of the keys from `start` to before `end`, the one that was created first."""
-    return Operation(request_range=kv_pb2.RangeRequest(key=start, range_end=end, limit=1, sort_order=1, sort_target=2))
-
-
 def delete(key: bytes) -> Operation:
     """Delete a key."""
     return Operation(request_delete_range=kv_pb2.DeleteRangeRequest(key=key))

