@@ -5,6 +5,7 @@ node, so: one list for each column, made by one comprehension; names joined to o
 that has its default throughout.
 """
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any, Final
 from duecourse.model import bounds, slots
 from duecourse.server.core.task import AttemptOutcome, Delivery, Epoch, ShardId, TaskState
 from duecourse.server.core.writes import Insert, Update
-from duecourse.server.storage import Committed, Existing, ShardBatch, Stale, codec
+from duecourse.server.storage import Committed, Existing, ShardBatch, Stale, codec, queries
 from duecourse.server.storage.connections import Row
+
+_COMMIT: Final = queries.statements("writes.sql")["commit"]
 
 _STALE, _TAKEN, _MISMATCHED, _DELIVERED = range(4)
 
@@ -33,6 +36,7 @@ class CommitCall:
     """One commit on its way to the server."""
 
     batches: Sequence[ShardBatch]
+    statement: str
     arguments: list[Any]
     queues: set[Queue]
     """The queues that it creates unless they exist."""
@@ -48,7 +52,6 @@ class CommitCall:
         inserts = [insert for batch in batches for insert in batch.inserts]
         lanes = {insert.task.lane for insert in inserts}
         queues = {(lane.namespace, lane.queue) for lane in lanes} - known_queues
-        new_queues = sorted(queues)
         grants: list[Update] = []
         successes: list[Update] = []
         others: list[Update] = []
@@ -65,21 +68,28 @@ class CommitCall:
                 else:
                     others.append(update)
                     places[2].append((shard, index))
-        arguments = [
-            [fence.shard for fence in fences],
-            [fence.epoch for fence in fences],
-            [fence.holder for fence in fences],
-            [namespace for namespace, _ in new_queues],
-            [name for _, name in new_queues],
-            *_insert_columns(inserts),
-            *_grant_columns(grants),
-            *_success_columns(successes),
-            *_update_columns(others),
-            *_archive_columns([*grants, *successes, *others]),
-            bounds.MAX_RETURNED_RECORDS,
-        ]
+        updates = [*grants, *successes, *others]
+        columns: dict[str, Any] = {
+            "f_shard": [fence.shard for fence in fences],
+            "f_epoch": [fence.epoch for fence in fences],
+            "f_holder": [fence.holder for fence in fences],
+        }
+        if queues:
+            columns |= _queue_columns(queues)
+        if inserts:
+            columns |= _insert_columns(inserts)
+        if grants:
+            columns |= _grant_columns(grants)
+        if successes:
+            columns |= _success_columns(successes)
+        if others:
+            columns |= _update_columns(others)
+        archived = [(number, update) for number, update in enumerate(updates, start=1) if update.archive is not None]
+        if archived:
+            columns |= _archive_columns(archived)
         insert_places = [(batch.fence.shard, index) for batch in batches for index in range(len(batch.inserts))]
-        return cls(batches, arguments, queues, insert_places, [*places[0], *places[1], *places[2]])
+        update_places = [*places[0], *places[1], *places[2]]
+        return cls(batches, _statement(tuple(columns)), list(columns.values()), queues, insert_places, update_places)
 
     def answers(self, rows: Sequence[Row]) -> Mapping[ShardId, Committed | Stale]:
         """Return what became of the shards. If some are stale they are all there is: nothing was written."""
@@ -99,6 +109,13 @@ class CommitCall:
                 shard, index = self._updates[place - 1]
                 committed[shard].mismatched.add(index)
         return committed
+
+
+@functools.cache
+def _statement(names: tuple[str, ...]) -> str:
+    """Return the call with the arguments that are there: one statement for each mixture of kinds of writes."""
+    arguments = ", ".join(f"{name} => ${number}" for number, name in enumerate(names, start=1))
+    return _COMMIT.replace("$arguments", arguments)
 
 
 def _is_plain_success(update: Update) -> bool:
@@ -126,34 +143,40 @@ def _is_plain_success(update: Update) -> bool:
     )
 
 
-def _insert_columns(inserts: list[Insert]) -> list[Any]:
+def _queue_columns(queues: set[Queue]) -> dict[str, Any]:
+    # In one order everywhere: two commits that create the same queues then wait for each other in line, not in a ring.
+    ordered = sorted(queues)
+    return {"q_namespace": [namespace for namespace, _ in ordered], "q_name": [name for _, name in ordered]}
+
+
+def _insert_columns(inserts: list[Insert]) -> dict[str, Any]:
     tasks = [insert.task for insert in inserts]
     submissions = [insert.submission for insert in inserts]
     lanes = [task.lane for task in tasks]
-    return [
-        [task.shard for task in tasks],
-        [slots.slot_of(task.namespace, task.task_id) for task in tasks],
-        _join([task.namespace for task in tasks]),
-        _join([task.task_id for task in tasks]),
-        _join([lane.queue for lane in lanes]),
-        _join([lane.task_type for lane in lanes]),
-        _unless_all([lane.priority for lane in lanes], 0),
-        _join([lane.fairness_key for lane in lanes]),
-        [codec.lane_hash(lane) for lane in lanes],
-        [task.uid for task in tasks],
-        [task.sequence for task in tasks],
-        [task.run_at for task in tasks],
-        [task.create_time for task in tasks],
-        _unless_all([codec.policy_to_bytes(task.policy) for task in tasks], b""),
-        _unless_all([codec.strings_to_bytes(submission.headers) for submission in submissions], b""),
-        _unless_all([_labels(submission.labels) for submission in submissions], None),
-        [_content_type(submission.content_type) for submission in submissions],
-        [submission.payload for submission in submissions],
-        [submission.fingerprint for submission in submissions],
-    ]
+    return {
+        "i_shard": [task.shard for task in tasks],
+        "i_slot": [slots.slot_of(task.namespace, task.task_id) for task in tasks],
+        "i_namespace": _join([task.namespace for task in tasks]),
+        "i_task_id": _join([task.task_id for task in tasks]),
+        "i_queue": _join([lane.queue for lane in lanes]),
+        "i_task_type": _join([lane.task_type for lane in lanes]),
+        "i_priority": _unless_all([lane.priority for lane in lanes], 0),
+        "i_fairness_key": _join([lane.fairness_key for lane in lanes]),
+        "i_lane_hash": [codec.lane_hash(lane) for lane in lanes],
+        "i_uid": [task.uid for task in tasks],
+        "i_sequence": [task.sequence for task in tasks],
+        "i_run_at": [task.run_at for task in tasks],
+        "i_create_time": [task.create_time for task in tasks],
+        "i_policy": _unless_all([codec.policy_to_bytes(task.policy) for task in tasks], b""),
+        "i_headers": _unless_all([codec.strings_to_bytes(submission.headers) for submission in submissions], b""),
+        "i_labels": _unless_all([_labels(submission.labels) for submission in submissions], None),
+        "i_content_type": [_content_type(submission.content_type) for submission in submissions],
+        "i_payload": [submission.payload for submission in submissions],
+        "i_fingerprint": [submission.fingerprint for submission in submissions],
+    }
 
 
-def _grant_columns(grants: list[Update]) -> list[Any]:
+def _grant_columns(grants: list[Update]) -> dict[str, Any]:
     tasks = [update.task for update in grants]
     progresses = [update.progress for update in grants]
     attempts = [progress.attempt for progress in progresses if progress.attempt is not None]
@@ -162,99 +185,103 @@ def _grant_columns(grants: list[Update]) -> list[Any]:
     attempts_used = [progress.attempts_used for progress in progresses]
     lease_times = [attempt.lease_time for attempt in attempts]
     fencing_tokens = [attempt.fencing_token for attempt in attempts]
-    return [
-        _join([task.namespace for task in tasks]),
-        _join([task.task_id for task in tasks]),
-        [progress.revision for progress in progresses],
-        _unless_all([attempt.round for attempt in attempts], 1),
-        numbers,
-        attempts_used if attempts_used != numbers else [],
-        [attempt.lease_token for attempt in attempts],
-        _join([attempt.worker for attempt in attempts]),
-        _join([attempt.incarnation for attempt in attempts]),
-        _join([attempt.node for attempt in attempts]),
-        [attempt.epoch for attempt in attempts],
-        fencing_tokens if fencing_tokens != lease_times else [],
-        lease_times,
-    ]
+    return {
+        "g_namespace": _join([task.namespace for task in tasks]),
+        "g_task_id": _join([task.task_id for task in tasks]),
+        "g_revision": [progress.revision for progress in progresses],
+        "g_round": _unless_all([attempt.round for attempt in attempts], 1),
+        "g_number": numbers,
+        "g_attempts_used": attempts_used if attempts_used != numbers else [],
+        "g_lease_token": [attempt.lease_token for attempt in attempts],
+        "g_worker": _join([attempt.worker for attempt in attempts]),
+        "g_incarnation": _join([attempt.incarnation for attempt in attempts]),
+        "g_node": _join([attempt.node for attempt in attempts]),
+        "g_epoch": [attempt.epoch for attempt in attempts],
+        "g_fencing_token": fencing_tokens if fencing_tokens != lease_times else [],
+        "g_lease_time": lease_times,
+    }
 
 
-def _success_columns(successes: list[Update]) -> list[Any]:
+def _success_columns(successes: list[Update]) -> dict[str, Any]:
     tasks = [update.task for update in successes]
     attempts = [update.progress.attempt for update in successes if update.progress.attempt is not None]
-    results = [update.result for update in successes]
-    return [
-        _join([task.namespace for task in tasks]),
-        _join([task.task_id for task in tasks]),
-        [update.progress.revision for update in successes],
-        [attempt.start_time for attempt in attempts],
-        [attempt.end_time for attempt in attempts],
-        [attempt.outcome_digest for attempt in attempts],
-        *_result_columns(results),
-    ]
+    result_types, results = _result_columns(successes)
+    return {
+        "s_namespace": _join([task.namespace for task in tasks]),
+        "s_task_id": _join([task.task_id for task in tasks]),
+        "s_revision": [update.progress.revision for update in successes],
+        "s_start_time": [attempt.start_time for attempt in attempts],
+        "s_end_time": [attempt.end_time for attempt in attempts],
+        "s_outcome_digest": [attempt.outcome_digest for attempt in attempts],
+        "s_result_type": result_types,
+        "s_result": results,
+    }
 
 
-def _update_columns(updates: list[Update]) -> list[Any]:
+def _update_columns(updates: list[Update]) -> dict[str, Any]:
     tasks = [update.task for update in updates]
     progresses = [update.progress for update in updates]
     attempts = [progress.attempt for progress in progresses]
     failures = [attempt and attempt.failure for attempt in attempts]
-    return [
-        _join([task.namespace for task in tasks]),
-        _join([task.task_id for task in tasks]),
-        [progress.state for progress in progresses],
-        [progress.due_time for progress in progresses],
-        [progress.revision for progress in progresses],
-        [progress.round for progress in progresses],
-        [progress.attempt_count for progress in progresses],
-        [progress.attempts_used for progress in progresses],
-        [progress.returns_in_row for progress in progresses],
-        [progress.cancel_requested for progress in progresses],
-        [progress.earlier_attempt_may_run for progress in progresses],
-        [attempt and attempt.epoch for attempt in attempts],
-        [attempt and attempt.sign_of_life for attempt in attempts],
-        [attempt and attempt.start_time for attempt in attempts],
-        [attempt and attempt.end_time for attempt in attempts],
-        [attempt and attempt.outcome for attempt in attempts],
-        [failure and failure.type.encode() for failure in failures],
-        [failure and failure.message.encode() for failure in failures],
-        [attempt and attempt.outcome_digest for attempt in attempts],
-        [progress.end_time for progress in progresses],
-        [progress.failure_reason for progress in progresses],
-        [codec.answers_to_bytes(progress.answers) for progress in progresses],
-        *_result_columns([update.result for update in updates]),
-    ]
+    result_types, results = _result_columns(updates)
+    return {
+        "u_namespace": _join([task.namespace for task in tasks]),
+        "u_task_id": _join([task.task_id for task in tasks]),
+        "u_state": [progress.state for progress in progresses],
+        "u_due_time": [progress.due_time for progress in progresses],
+        "u_revision": [progress.revision for progress in progresses],
+        "u_round": [progress.round for progress in progresses],
+        "u_attempt_count": [progress.attempt_count for progress in progresses],
+        "u_attempts_used": [progress.attempts_used for progress in progresses],
+        "u_returns_in_row": [progress.returns_in_row for progress in progresses],
+        "u_cancel_requested": [progress.cancel_requested for progress in progresses],
+        "u_earlier_attempt_may_run": [progress.earlier_attempt_may_run for progress in progresses],
+        "u_epoch": [attempt and attempt.epoch for attempt in attempts],
+        "u_sign_of_life": [attempt and attempt.sign_of_life for attempt in attempts],
+        "u_start_time": [attempt and attempt.start_time for attempt in attempts],
+        "u_attempt_end_time": [attempt and attempt.end_time for attempt in attempts],
+        "u_outcome": [attempt and attempt.outcome for attempt in attempts],
+        "u_failure_type": [failure and failure.type.encode() for failure in failures],
+        "u_failure_message": [failure and failure.message.encode() for failure in failures],
+        "u_outcome_digest": [attempt and attempt.outcome_digest for attempt in attempts],
+        "u_end_time": [progress.end_time for progress in progresses],
+        "u_failure_reason": [progress.failure_reason for progress in progresses],
+        "u_answers": [codec.answers_to_bytes(progress.answers) for progress in progresses],
+        "u_result_type": result_types,
+        "u_result": results,
+    }
 
 
-def _archive_columns(updates: list[Update]) -> list[Any]:
-    archived = [(number, update) for number, update in enumerate(updates, start=1) if update.archive is not None]
+def _archive_columns(archived: list[tuple[int, Update]]) -> dict[str, Any]:
     tasks = [update.task for _, update in archived]
     attempts = [update.archive for _, update in archived if update.archive is not None]
     failures = [attempt.failure for attempt in attempts]
-    return [
-        [number for number, _ in archived],
-        _join([task.namespace for task in tasks]),
-        _join([task.task_id for task in tasks]),
-        [attempt.number for attempt in attempts],
-        [attempt.round for attempt in attempts],
-        [attempt.epoch for attempt in attempts],
-        [attempt.fencing_token for attempt in attempts],
-        [attempt.lease_time for attempt in attempts],
-        [attempt.sign_of_life for attempt in attempts],
-        [attempt.start_time for attempt in attempts],
-        [attempt.end_time for attempt in attempts],
-        [attempt.lease_token for attempt in attempts],
-        [attempt.worker for attempt in attempts],
-        [attempt.incarnation for attempt in attempts],
-        [attempt.node for attempt in attempts],
-        [attempt.outcome for attempt in attempts],
-        [failure and failure.type.encode() for failure in failures],
-        [failure and failure.message.encode() for failure in failures],
-        [attempt.outcome_digest for attempt in attempts],
-    ]
+    return {
+        "a_of": [number for number, _ in archived],
+        "a_namespace": _join([task.namespace for task in tasks]),
+        "a_task_id": _join([task.task_id for task in tasks]),
+        "a_number": [attempt.number for attempt in attempts],
+        "a_round": [attempt.round for attempt in attempts],
+        "a_epoch": [attempt.epoch for attempt in attempts],
+        "a_fencing_token": [attempt.fencing_token for attempt in attempts],
+        "a_lease_time": [attempt.lease_time for attempt in attempts],
+        "a_sign_of_life": [attempt.sign_of_life for attempt in attempts],
+        "a_start_time": [attempt.start_time for attempt in attempts],
+        "a_end_time": [attempt.end_time for attempt in attempts],
+        "a_lease_token": [attempt.lease_token for attempt in attempts],
+        "a_worker": [attempt.worker for attempt in attempts],
+        "a_incarnation": [attempt.incarnation for attempt in attempts],
+        "a_node": [attempt.node for attempt in attempts],
+        "a_outcome": [attempt.outcome for attempt in attempts],
+        "a_failure_type": [failure and failure.type.encode() for failure in failures],
+        "a_failure_message": [failure and failure.message.encode() for failure in failures],
+        "a_outcome_digest": [attempt.outcome_digest for attempt in attempts],
+        "returned_kept": bounds.MAX_RETURNED_RECORDS,
+    }
 
 
-def _result_columns(results: list[tuple[bytes, str] | None]) -> tuple[list[Any], list[Any]]:
+def _result_columns(updates: list[Update]) -> tuple[list[Any], list[Any]]:
+    results = [update.result for update in updates]
     if results.count(None) == len(results):
         return [], []
     types = [None if result is None else _content_type(result[1]) for result in results]

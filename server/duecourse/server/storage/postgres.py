@@ -162,7 +162,7 @@ class PostgresStore:
         call = CommitCall.of(batches, self._known_queues)
         answer: CommitAnswer
         try:
-            found = await self._commits.call(_WRITES["commit"], *call.arguments)
+            found = await self._commits.call(call.statement, *call.arguments)
         except ServerError as error:
             self._look_elsewhere_if_read_only(error)
             answer = Refused(str(error), is_data=error.sqlstate[:2] in _DATA_CLASSES)

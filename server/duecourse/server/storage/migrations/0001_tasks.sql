@@ -88,7 +88,7 @@ CREATE TABLE duecourse.task (
     PRIMARY KEY (namespace, task_id),
     CHECK (state IN ('pending', 'leased', 'running', 'retry_wait', 'succeeded', 'failed', 'cancelled'))
 ) WITH (
-    fillfactor = 80,
+    fillfactor = 50,
     -- A busy table turns over in minutes: by shares of the whole, a large backlog would keep its dead rows for hours.
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_insert_scale_factor = 0.1,
