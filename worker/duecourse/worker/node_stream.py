@@ -58,6 +58,8 @@ class NodeStream:
         self._sent = SentTimes()
         self._renewals = SentTimes()
         self._held: dict[bytes, int] = {}
+        self._told: set[bytes] = set()
+        """Leases whose outcomes were sent on this stream and are not answered yet."""
         self._digest = 0
         self._renewed_number = 0
         self._renewed_at: Micros = 0
@@ -91,6 +93,11 @@ class NodeStream:
         """Take a lease out of the digest, if it is in."""
         if self._held.pop(token, None) is not None:
             self._digest ^= int.from_bytes(token[:8], "big")
+
+    def forget(self, token: bytes) -> None:
+        """Drop all that is known of a lease."""
+        self._told.discard(token)
+        self.release(token)
 
     def sent_at(self, number: int) -> Micros | None:
         """Tell when message `number` was sent at the latest possible, None if it was not."""
@@ -152,7 +159,7 @@ class NodeStream:
     def _leases_held(self, answers: int, held: Collection[Attempt], now: Micros) -> wire.Request:
         number = self._next(now)
         for attempt in held:
-            if attempt.token not in self._held and attempt.sent_on != self.serial:
+            if attempt.token not in self._held and attempt.token not in self._told:
                 self.hold(attempt.token)
             if attempt.token in self._held:
                 self._held[attempt.token] = number - 1
@@ -179,6 +186,7 @@ class NodeStream:
             if attempt.phase is not Phase.ENDED:
                 continue
             self.release(attempt.token)
+            self._told.add(attempt.token)
             attempt.sent_on = self.serial
             outcome = attempt.outcome
             if type(outcome) is Success:

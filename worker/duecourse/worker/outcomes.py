@@ -105,7 +105,7 @@ class Outcomes:
             self._homeless.pop(token, None)
         attempt.phase = Phase.FORGOTTEN
         for stream in self._streams.values():
-            stream.release(token)
+            stream.forget(token)
         return True
 
     def _not_leader(self, token: bytes, stream: NodeStream, leader: str) -> None:

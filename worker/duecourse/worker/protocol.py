@@ -242,7 +242,7 @@ class Protocol:
             if attempt is not None:
                 self.holdings.lose(attempt)
                 for stream in self._streams.values():
-                    stream.release(token)
+                    stream.forget(token)
 
     def _learn(self, shard: int, epoch: int, stream: NodeStream) -> bool:
         leader = self._terms.leader(shard)

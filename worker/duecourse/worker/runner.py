@@ -57,6 +57,7 @@ class Runner:
         self._runs: dict[bytes, _Run] = {}
         self._ended: list[Ending] = []
         self._ended_in_threads: deque[Ending] = deque()
+        self._is_collecting = False
 
     def perform(self, actions: Sequence[Action]) -> None:
         """Do what the protocol machine asks for."""
@@ -127,6 +128,9 @@ class Runner:
         except BaseException as error:
             outcome = self._failed(attempt, error)
         self._ended_in_threads.append((attempt, outcome))
+        if self._is_collecting:
+            return  # The loop was woken and has not looked yet.
+        self._is_collecting = True
         # After the worker has gone the loop may be closed; then nobody asks for the outcome.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._collect)
@@ -154,6 +158,7 @@ class Runner:
         self._ended.append((attempt, outcome))
 
     def _collect(self) -> None:
+        self._is_collecting = False
         while self._ended_in_threads:
             self._end(*self._ended_in_threads.popleft())
 
