@@ -92,7 +92,7 @@ def throughput(
     time = values.duration("--duration", duration)
     series.run(
         "throughput",
-        f"throughput, {payload} B payload, {workers} worker(s), drain of {count:,}, live for {duration}",
+        f"throughput ({', '.join(sorted(kinds))}), {payload} B payload, {workers} worker(s)",
         setup,
         repeat,
         lambda lab: throughput.measure(lab, kinds=kinds, backlog=count, duration=time, rate=rate),

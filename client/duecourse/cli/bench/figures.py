@@ -58,7 +58,8 @@ def merge(repeats: Sequence[Figures]) -> dict[str, float]:
 
 def show(console: Console, title: str, repeats: Sequence[Figures]) -> None:
     """Print the table: the median, and what each repeat measured if there are several."""
-    table = Table(title=title, title_justify="left")
+    console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+    table = Table()
     table.add_column("metric")
     table.add_column("median" if len(repeats) > 1 else "measured", justify="right")
     table.add_column("unit")

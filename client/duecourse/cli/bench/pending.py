@@ -102,9 +102,10 @@ async def measure_due(lab: Laboratory, *, count: int, duration: Micros) -> Figur
         watching = group.create_task(memory.watch(), name="memory")
         await _run_other(lab, other, crew, duration, figures)
         watching.cancel()
+    peak = usage.peak_rss_bytes(lab.solo.node.pid)
     figures.metrics["rss_mb"] = memory.most / _MEGABYTE
+    figures.details["peak MB, submission included"] = max(peak, memory.most) / _MEGABYTE
     figures.details["drained tasks/s"] = (crew.count - started) / sending.seconds(lab.clock.elapsed() - began)
-    figures.details["peak MB, submission included"] = usage.peak_rss_bytes(lab.solo.node.pid) / _MEGABYTE
     early = sum(at < due for index, _, at in crew.starts() if index < _OTHER_FIRST)
     figures.metrics["early"] += early
     return figures
