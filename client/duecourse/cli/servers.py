@@ -20,6 +20,11 @@ A setting is looked for in this order: the option, the variable DUECOURSE_ with 
 DUECOURSE_CONFIG names, the default. Secrets have no option: set DUECOURSE_POSTGRES_DSN, or --postgres-dsn-file.
 """
 
+_EXIT_CODES = (
+    "Exit codes: 0 told to end; 1 it could not serve; 2 the command line or a setting is wrong; 3 the store refuses"
+    " this node; 4 another node has taken its place."
+)
+
 
 def server(context: typer.Context) -> None:
     """Run a scheduler node."""
@@ -28,7 +33,7 @@ def server(context: typer.Context) -> None:
 
         settings = config_listing.describe()
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    app.command(help=_HELP, epilog=exits.EPILOG, context_settings={"help_option_names": ["-h", "--help"]})(
+    app.command(help=_HELP, epilog=_EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})(
         _command(settings)
     )
     app(args=context.args, prog_name=context.command_path)

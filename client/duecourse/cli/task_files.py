@@ -147,7 +147,7 @@ def _summary(tally: Tally, took: Micros) -> str:
     if tally.failed:
         parts.append(f"{tally.failed:,} lines failed")
     if tally.is_cut_short:
-        parts.append("stopped early: the lines that were not told about were not sent")
+        parts.append("stopped early: what follows was not sent")
     return "; ".join(parts)
 
 
