@@ -1,0 +1,315 @@
+"""A TCP proxy that does to connections what networks do: `async with TcpProxy("127.0.0.1", port) as proxy`.
+
+It forwards what comes to `proxy.port`, until told otherwise; each fault holds for the connections that there are, and
+for the new ones, until `heal`:
+
+    delay(micros)       every piece of data is held back, in both directions
+    cut()               nothing goes through any more and nobody is told: connections stay open, new ones are accepted
+    stop_reading()      nothing is taken from either side any more: its writes run into a full buffer
+    refuse()            all connections are reset, new ones at once
+    reset()             all connections of now are reset; new ones are forwarded
+    lose_answer(n)      the n-th request from now on reaches the server, but its answer is lost: its connection is reset
+
+What a request is depends on the protocol: `Http2` (gRPC), `Postgres`, or `Pieces`, where each piece of data that the
+client sends is one. `faults` counts what was done to data and connections, so that a test can assert that its fault did
+happen; `requests` counts requests.
+"""
+
+import asyncio
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.timing.clock import SystemClock
+
+HOST: Final = "127.0.0.1"
+
+_PIECE: Final = 64 * 1024
+_POLL: Final = 5 * bounds.MILLISECOND
+# Closing then sends RST, whatever is still unsent.
+_LINGER_NOT: Final = struct.pack("ii", 1, 0)
+
+
+class Dialect(Protocol):
+    """Finds requests and their answers in the data of one connection."""
+
+    def requests_in(self, data: bytes) -> list[int]:
+        """Return a number for each request that ends or begins in a piece of the client's data."""
+        ...
+
+    def answers_in(self, data: bytes) -> list[int]:
+        """Return the numbers of the requests that a piece of the server's data answers."""
+        ...
+
+
+class Pieces:
+    """Whatever the client sends at once is a request; whatever the server sends next answers it."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def requests_in(self, data: bytes) -> list[int]:
+        self._number += 1
+        return [self._number]
+
+    def answers_in(self, data: bytes) -> list[int]:
+        return [self._number]
+
+
+class Http2:
+    """Requests are streams, known by their frames of headers."""
+
+    _PREFACE: Final = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    _HEADERS: Final = 1
+
+    def __init__(self) -> None:
+        self._client = _Frames(self._PREFACE)
+        self._server = _Frames(0)
+
+    def requests_in(self, data: bytes) -> list[int]:
+        return [stream for kind, stream in self._client.begun_in(data) if kind == self._HEADERS]
+
+    def answers_in(self, data: bytes) -> list[int]:
+        return [stream for kind, stream in self._server.begun_in(data) if kind == self._HEADERS]
+
+
+class Postgres:
+    """Requests are what the server answers with ReadyForQuery: Sync and simple queries. TLS must not be spoken."""
+
+    _NO_TLS: Final = b"N"
+
+    def __init__(self) -> None:
+        self._client = _Messages(starts_untyped=True)
+        self._server = _Messages(starts_untyped=False)
+        self._asked = 0
+        # The server is ready once without having been asked: after the start.
+        self._answered = -1
+
+    def requests_in(self, data: bytes) -> list[int]:
+        found = sum(kind in b"SQ" for kind in self._client.kinds_in(data))
+        self._asked += found
+        return list(range(self._asked - found + 1, self._asked + 1))
+
+    def answers_in(self, data: bytes) -> list[int]:
+        if data == self._NO_TLS:
+            return []
+        found = sum(kind == ord("Z") for kind in self._server.kinds_in(data))
+        self._answered += found
+        return list(range(self._answered - found + 1, self._answered + 1))
+
+
+class TcpProxy:
+    """See the module's docstring."""
+
+    def __init__(self, host: str, port: int, dialect: Callable[[], Dialect] = Pieces) -> None:
+        self.faults: Counter[str] = Counter()
+        self.requests = 0
+        self._target = (host, port)
+        self._dialect = dialect
+        self._clock = SystemClock()
+        self._connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._delay: Micros = 0
+        self._is_cut = self._is_reading_stopped = self._is_refusing = False
+        self._lost: int | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, HOST, 0, limit=_PIECE)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.heal()
+        while self._connections:
+            self.reset()
+            await self._clock.sleep(_POLL)
+        await self._server.wait_closed()
+
+    @property
+    def port(self) -> int:
+        """Where to connect to."""
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def endpoint(self) -> str:
+        """Where to connect to, host:port."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
+
+    def delay(self, duration: Micros) -> None:
+        self._delay = duration
+
+    def cut(self) -> None:
+        self._is_cut = True
+
+    def stop_reading(self) -> None:
+        self._is_reading_stopped = True
+
+    def refuse(self) -> None:
+        self._is_refusing = True
+        self.reset()
+
+    def reset(self) -> None:
+        for connection in list(self._connections):
+            self.faults["reset"] += 1
+            connection.reset()
+
+    def lose_answer(self, request: int = 1) -> None:
+        self._lost = self.requests + request
+
+    def heal(self) -> None:
+        """Forward again. What was cut in between stays lost: those connections are reset."""
+        if self._is_cut:
+            self.reset()
+        self._delay = 0
+        self._is_cut = self._is_reading_stopped = self._is_refusing = False
+        self._lost = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Connection(writer, self._dialect())
+        self._connections.add(connection)
+        try:
+            if self._is_refusing:
+                self.faults["refused"] += 1
+                connection.reset()
+                return
+            server_reader, server_writer = await asyncio.open_connection(*self._target, limit=_PIECE)
+            connection.writers.append(server_writer)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(connection, reader, server_writer, self._from_client))
+                group.create_task(self._pump(connection, server_reader, writer, self._from_server))
+        except* (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._connections.discard(connection)
+            connection.close()
+
+    async def _pump(
+        self,
+        connection: "_Connection",
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        passes: Callable[["_Connection", bytes], bool],
+    ) -> None:
+        while True:
+            while self._is_reading_stopped and not connection.is_reset:
+                self.faults["not read"] += 1
+                await self._clock.sleep(_POLL)
+            data = await reader.read(_PIECE)
+            if connection.is_reset:
+                raise ConnectionResetError
+            if not data:
+                break
+            if self._delay:
+                self.faults["delayed"] += 1
+                await self._clock.sleep(self._delay)
+            if self._is_cut:
+                self.faults["cut"] += 1
+            elif passes(connection, data):
+                writer.write(data)
+                await writer.drain()
+        while self._is_cut and not connection.is_reset:
+            # Nobody is told of an end, either.
+            self.faults["cut"] += 1
+            await self._clock.sleep(_POLL)
+        writer.write_eof()
+
+    def _from_client(self, connection: "_Connection", data: bytes) -> bool:
+        for number in connection.dialect.requests_in(data):
+            self.requests += 1
+            if self.requests == self._lost:
+                connection.loses = number
+        return True
+
+    def _from_server(self, connection: "_Connection", data: bytes) -> bool:
+        answers = connection.dialect.answers_in(data)
+        if connection.loses is None:
+            return True
+        # Nothing passes any more, as the answer may come in pieces.
+        if connection.loses in answers:
+            self.faults["answer lost"] += 1
+            connection.reset()
+        return False
+
+
+class _Connection:
+    def __init__(self, client: asyncio.StreamWriter, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.writers = [client]
+        self.loses: int | None = None
+        self.is_reset = False
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+
+    def reset(self) -> None:
+        self.is_reset = True
+        for writer in self.writers:
+            connection = writer.get_extra_info("socket")
+            if connection is not None and not writer.is_closing():
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+            writer.transport.abort()
+
+
+class _Frames:
+    """The frames of HTTP/2 in one direction: 3 bytes of length, kind, flags, 4 bytes of stream."""
+
+    _HEAD: Final = 9
+
+    def __init__(self, skip: int) -> None:
+        self._skip = skip
+        self._rest = b""
+
+    def begun_in(self, data: bytes) -> list[tuple[int, int]]:
+        found = []
+        data = self._rest + data
+        at = self._skip
+        while len(data) - at >= self._HEAD:
+            length = int.from_bytes(data[at : at + 3], "big")
+            found.append((data[at + 3], int.from_bytes(data[at + 5 : at + 9], "big") & 0x7FFFFFFF))
+            at += self._HEAD + length
+        self._rest, self._skip = data[at:], max(0, at - len(data))
+        return found
+
+
+class _Messages:
+    """The messages of Postgres in one direction: a byte of kind, 4 bytes of length; the first has no kind."""
+
+    _UNTYPED_HEAD: Final = 8
+    _HEAD: Final = 5
+    _ASKS_FOR_TLS: Final = (80877103).to_bytes(4, "big")
+
+    def __init__(self, *, starts_untyped: bool) -> None:
+        self._is_untyped = starts_untyped
+        self._skip = 0
+        self._rest = b""
+
+    def kinds_in(self, data: bytes) -> bytes:
+        found = bytearray()
+        data = self._rest + data
+        at = self._skip
+        while len(data) - at >= (self._UNTYPED_HEAD if self._is_untyped else self._HEAD):
+            typed = 0 if self._is_untyped else 1
+            if typed:
+                found.append(data[at])
+            length = int.from_bytes(data[at + typed : at + typed + 4], "big")
+            # The question whether TLS is spoken comes before the start, and is as untyped.
+            self._is_untyped = self._is_untyped and data[at + 4 : at + 8] == self._ASKS_FOR_TLS
+            at += typed + length
+        self._rest, self._skip = data[at:], max(0, at - len(data))
+        return bytes(found)
