@@ -177,11 +177,11 @@ class Laboratory:
             await self.clock.sleep(_LOOK_EVERY)
         return True
 
-    async def until_started(self, crew: Crew, count: int, limit: Micros) -> bool:
-        """Wait until so many handlers began, showing how many have."""
+    async def until_started(self, crew: Crew, count: int, limit: Micros, *, before: int = 0) -> bool:
+        """Wait until so many handlers began, showing how many have beyond those of before."""
 
         def has_started() -> bool:
-            self.meter.at(crew.count)
+            self.meter.at(crew.count - before)
             return crew.count >= count
 
         return await self.until(has_started, limit)

@@ -138,7 +138,7 @@ class _Live:
             lab.meter.at(crew.count - base)
 
         await sending.open_loop(lab.clock, calls, send, begin=began)
-        await lab.until_started(crew, sender.acknowledged, _START_LIMIT)
+        await lab.until_started(crew, sender.acknowledged, _START_LIMIT, before=base)
         elapsed = crew.last_start - begin
         return search.Trial(
             offered_per_s=rate,
