@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from cli.conftest import CommandLine
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from services.scripted import ScriptedNode, Status, answer_all
 
@@ -131,15 +131,15 @@ def test_a_line_that_the_server_refuses_is_told_by_its_number(duecourse: Command
     node.script("SubmitTasks", answer)
     result = duecourse("task", "submit", "-f", "-", "--json", given=_lines({"task_type": "a"}, {"task_type": "b"}))
     assert result.exit_code == 1
-    assert "line 2: tasks[1].queue: is too long" in result.stderr
+    assert "line 2: queue: is too long" in result.stderr
     good, bad = map(json.loads, result.stdout.splitlines())
     assert (good["line"], good["created"]) == (1, True)
-    assert (bad["line"], bad["error"]) == (2, "tasks[1].queue: is too long")
+    assert (bad["line"], bad["error"]) == (2, "queue: is too long")
 
 
 def test_a_cluster_that_does_not_answer_ends_the_run(duecourse: CommandLine, node: ScriptedNode) -> None:
     node.script("SubmitTasks", *[Status(grpc.StatusCode.UNAVAILABLE, "NO_LEADER")] * 999)
-    result = duecourse("task", "submit", "-f", "-", "--timeout", "300ms", given=_lines({"task_type": "a"}))
+    result = duecourse("task", "submit", "-f", "-", "--timeout", "2s", given=_lines({"task_type": "a"}))
     assert result.exit_code == 3
     assert "line 1: scripted: nothing was done; try again" in result.stderr
     assert "stopped early" in result.stderr
@@ -161,6 +161,7 @@ def test_a_line_without_an_end_stays_within_memory() -> None:
     assert lines.feed(b"") == [(3, None)]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b" "))), st.data())
 def test_lines_do_not_depend_on_how_they_are_read(written: list[bytes], data: st.DataObject) -> None:
     stream = b"\n".join(written)

@@ -104,7 +104,7 @@ def test_a_wrong_command_line_is_told_and_nothing_is_sent(
         (
             Status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "is too long", field="task.queue"),
             1,
-            "error: task.queue: is too long\n",
+            "error: queue: is too long\n",
         ),
         (Status(grpc.StatusCode.ALREADY_EXISTS, "TASK_EXISTS"), 1, "choose another --id"),
         (Status(grpc.StatusCode.NOT_FOUND, "TASK_NOT_FOUND"), 1, "check the id and --namespace"),
@@ -121,7 +121,7 @@ def test_a_failure_is_one_line_and_an_exit_code(
     duecourse: CommandLine, node: ScriptedNode, status: Any, code: int, said: str
 ) -> None:
     node.script("SubmitTask", *[status] * 99)
-    result = duecourse("task", "submit", "-t", "remind", "--id", "t1", "--timeout", "600ms")
+    result = duecourse("task", "submit", "-t", "remind", "--id", "t1", "--timeout", "2s")
     assert result.exit_code == code
     assert said in result.stderr
     assert result.stderr.startswith("error: ")
@@ -130,7 +130,7 @@ def test_a_failure_is_one_line_and_an_exit_code(
 
 
 def test_a_node_that_is_not_there_is_told_with_what_to_do(duecourse: CommandLine) -> None:
-    result = duecourse("task", "get", "t1", "--address", "127.0.0.1:1", "--timeout", "300ms")
+    result = duecourse("task", "get", "t1", "--address", "127.0.0.1:1", "--timeout", "2s")
     assert result.exit_code == 3
     assert result.stderr.startswith("error: cannot reach a node at 127.0.0.1:1 (")
     assert "duecourse dev" in result.stderr

@@ -65,7 +65,7 @@ def explain(failure: "DuecourseError", address: str) -> str:
         case client.TaskNotFound():
             return f"{what}: check the id and --namespace"
         case client.TaskExists():
-            return f"{what}: the id is taken by a task that was submitted otherwise; choose another --id"
+            return f"{what}: choose another --id"
         case _ if failure.field and failure.field not in what:
             return f"{failure.field}: {what}"
         case _:

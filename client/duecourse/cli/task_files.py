@@ -141,14 +141,18 @@ def _parse(
 
 
 def _summary(tally: Tally, took: Micros) -> str:
-    parts = [f"submitted {tally.submitted:,} tasks in {took / bounds.SECOND:.1f} s"]
+    parts = [f"submitted {_count(tally.submitted, 'task')} in {took / bounds.SECOND:.1f} s"]
     if tally.existed:
         parts.append(f"{tally.existed:,} of them existed already")
     if tally.failed:
-        parts.append(f"{tally.failed:,} lines failed")
+        parts.append(f"{_count(tally.failed, 'line')} failed")
     if tally.is_cut_short:
         parts.append("stopped early: what follows was not sent")
     return "; ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 @contextmanager

@@ -21,6 +21,7 @@ This module is also the only one that reads statuses: of whole calls, and of the
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import ClassVar, Final
@@ -31,6 +32,7 @@ from google.rpc import error_details_pb2, status_pb2
 from duecourse.v1 import error_reason_pb2, task_service_pb2
 
 DOMAIN: Final = "duecourse.dev"
+_TASK_PREFIX: Final = re.compile(r"^tasks?(\[\d+\])?\.")
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _REASON_PREFIX: Final = "ERROR_REASON_"
 # gRPC tells only in words that a request never left this machine. Whatever is not recognised counts as perhaps sent.
@@ -67,7 +69,7 @@ class DuecourseError(Exception):
         self.message = message
         self.reason = reason
         self.field = field
-        """The path of the field at fault, if it is one field's."""
+        """The path of the field at fault, if it is one field's; in a task it begins there: `retry_policy.jitter`."""
         self.retry_after = retry_after
         """How long the server asks to wait before another try."""
         self.metadata = metadata or {}
@@ -195,7 +197,8 @@ def from_details(details: Details) -> DuecourseError:
     return kind(
         details.message or details.code.name,
         reason=details.reason,
-        field=details.field,
+        # Which task of the request it was says nothing to a caller, who did not see the request.
+        field=_TASK_PREFIX.sub("", details.field),
         retry_after=details.retry_after,
         metadata=details.metadata,
     )

@@ -1,7 +1,8 @@
 """How long a call is tried, and how it waits between tries.
 
 A call has one deadline for all its tries. A try gets half of the time that is left, so that a lost answer leaves time
-to ask again; what is sent again is the same request with the same ids. Waits double and are drawn at random; a server
+to ask again, and none is begun that could hardly be answered any more: it would only turn a certain failure into an
+uncertain one. What is sent again is the same request with the same ids. Waits double and are drawn at random; a server
 that names a delay is not asked before it is over.
 """
 
@@ -52,7 +53,7 @@ class Patience:
             self._is_uncertain = True
 
     async def allows_retry(self, failure: errors.DuecourseError) -> bool:
-        """Wait before the next try; False at once if it is not worth one, or there is no time for it."""
+        """Wait before the next try; False at once if it is not worth one, or there is no time to have it answered."""
         if not failure.is_worth_retrying:
             return False
         self.note(failure)
@@ -60,7 +61,7 @@ class Patience:
         if failure.retry_after is not None:
             asked = int(failure.retry_after.total_seconds() * bounds.SECOND)
             wait = max(wait, int(asked * (1 + _RETRY_AFTER_SPREAD * self._source.random())))
-        if self._clock.elapsed() + wait >= self._until:
+        if self._clock.elapsed() + wait + self._shortest > self._until:
             return False
         await self._clock.sleep(wait)
         return True
