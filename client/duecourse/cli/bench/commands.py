@@ -103,7 +103,8 @@ def throughput(
 @app.command(epilog=exits.EPILOG)
 def lateness(
     rate: Annotated[float, typer.Option(min=0.1, help="Tasks a second that become due.")] = 200,
-    duration: Annotated[str, typer.Option(help="How long it is measured, after a warm-up.")] = "30s",
+    duration: Annotated[str, typer.Option(help="How long it is measured, after the warm-up.")] = "30s",
+    warm_up: Annotated[str, typer.Option(help="How long before that tasks come that are not measured.")] = "3s",
     lead: Annotated[str, typer.Option(help="How long before its time a task is submitted.")] = "2s",
     batch: Batch = 100,
     payload: Payload = 200,
@@ -120,13 +121,14 @@ def lateness(
     from duecourse.cli.bench import lateness, series
 
     setup = _setup(address, store, nodes, coordination, payload=payload, batch=batch, workers=workers, slots=slots)
-    time, ahead = values.duration("--duration", duration), values.duration("--lead", lead)
+    time, before = values.duration("--duration", duration), values.duration("--warm-up", warm_up)
+    ahead = values.duration("--lead", lead)
     series.run(
         "lateness",
         f"lateness at {rate:,g}/s, {payload} B payload, {duration}",
         setup,
         repeat,
-        lambda lab: lateness.measure(lab, rate=rate, duration=time, lead=ahead),
+        lambda lab: lateness.measure(lab, rate=rate, duration=time, warm_up=before, lead=ahead),
         json_output,
     )
 

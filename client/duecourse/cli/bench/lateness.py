@@ -14,17 +14,16 @@ from duecourse.cli.bench.laboratory import Laboratory
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 
-WARM_UP: Final = 3 * bounds.SECOND
 SEED: Final = 20_261_101
 _SETTLING: Final = bounds.SECOND
 _GATHERED_WITHIN: Final = 20 * bounds.MILLISECOND
 _PATIENCE: Final = bounds.DEFAULT_LEASE + 30 * bounds.SECOND
 
 
-async def measure(lab: Laboratory, *, rate: float, duration: Micros, lead: Micros) -> Figures:
+async def measure(lab: Laboratory, *, rate: float, duration: Micros, warm_up: Micros, lead: Micros) -> Figures:
     """Measure at one rate."""
     figures = Figures()
-    offsets = arrivals.poisson(rate, WARM_UP + duration, SEED)
+    offsets = arrivals.poisson(rate, warm_up + duration, SEED)
     calls = list(arrivals.gathered(offsets, lab.setup.batch, _GATHERED_WITHIN))
     sender = lab.sender("lateness")
     crew = await lab.hire([sender.queue], len(offsets) * 2 + 1_000)
@@ -48,7 +47,7 @@ async def measure(lab: Laboratory, *, rate: float, duration: Micros, lead: Micro
     cpu = laboratory.spent(before, lab.cpu(), len(offsets))
     await lab.dismiss(crew)
     settled = account.settle(
-        sender.indexes_acknowledged(), crew.starts(), due, is_measured=lambda index: offsets[index] >= WARM_UP
+        sender.indexes_acknowledged(), crew.starts(), due, is_measured=lambda index: offsets[index] >= warm_up
     )
     settled.enter(figures)
     if cpu:
