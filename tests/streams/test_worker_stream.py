@@ -23,7 +23,6 @@ from duecourse.server.streams import outbox, reading
 from duecourse.server.streams.errors import ProtocolViolation, StreamEnded
 from duecourse.v1 import worker_service_pb2 as pb
 
-
 UNKNOWN_KIND = cast(pb.FailureKind.ValueType, 99)
 
 

@@ -12,8 +12,9 @@ import grpc
 from grpc import aio
 
 from duecourse.model import bounds
-from duecourse.server.core.errors import OutcomeUncertain, Overloaded
+from duecourse.server.core.errors import InvalidField, OutcomeUncertain, Overloaded
 from duecourse.server.rpc import status
+from duecourse.server.rpc.registration import Malformed
 from duecourse.server.telemetry.metrics import Metrics
 
 MAX_CALLS: Final = 8_192
@@ -77,6 +78,8 @@ class Calls:
         handler: Callable[[Request], Awaitable[Response]],
         request: Request,
     ) -> Response:
+        if isinstance(request, Malformed):
+            raise InvalidField("request", request.problem)
         if len(self._limits) >= self._max_calls:
             self._metrics.admission_refusals[_CALLS] += 1
             raise Overloaded(_CALLS)

@@ -10,7 +10,7 @@ from duecourse.model.instants import Micros
 from duecourse.server.core import effects, task
 from duecourse.server.core.errors import DomainError
 from duecourse.server.rpc import ClusterDescription, ShardStanding, status
-from duecourse.server.storage import StoredTask
+from duecourse.server.storage import CorruptRecord, StoredTask
 from duecourse.v1 import cluster_service_pb2, task_pb2, task_service_pb2
 
 STATES: Final = {state: task_pb2.TaskState.Value(f"TASK_STATE_{state.name}") for state in task.TaskState}
@@ -79,6 +79,14 @@ def stored_task(stored: StoredTask, message: task_pb2.Task, *, full: bool) -> No
         message.result = stored.result[0]
     for attempt in stored.attempts:
         _set_attempt(message.attempts.add(), attempt, one.shard)
+
+
+def corrupt(record: CorruptRecord, message: task_pb2.Task) -> None:
+    """Fill in what is known of a task that does not decode: it is listed, not hidden."""
+    message.namespace, message.task_id = record.key
+    message.revision = record.revision
+    message.state = task_pb2.TASK_STATE_FAILED
+    message.failure_reason = task_pb2.FAILURE_REASON_RECORD_CORRUPT
 
 
 def cluster(description: ClusterDescription) -> cluster_service_pb2.GetClusterResponse:

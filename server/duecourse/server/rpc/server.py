@@ -14,24 +14,19 @@ from grpc_reflection.v1alpha import reflection
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
+from duecourse.server.rpc import registration
 from duecourse.server.rpc.calls import Calls
 from duecourse.server.rpc.cluster_service import ClusterService
 from duecourse.server.rpc.task_service import TaskService
 from duecourse.server.rpc.worker_service import WorkerService
-from duecourse.v1 import (
-    cluster_service_pb2,
-    cluster_service_pb2_grpc,
-    task_service_pb2,
-    task_service_pb2_grpc,
-    worker_service_pb2,
-    worker_service_pb2_grpc,
-)
+from duecourse.v1 import cluster_service_pb2, task_service_pb2, worker_service_pb2
 
-SERVICES: Final = (
-    task_service_pb2.DESCRIPTOR.services_by_name["TaskService"].full_name,
-    worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,
-    cluster_service_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name,
+_SERVICES: Final = (
+    task_service_pb2.DESCRIPTOR.services_by_name["TaskService"],
+    worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+    cluster_service_pb2.DESCRIPTOR.services_by_name["ClusterService"],
 )
+SERVICES: Final = tuple(service.full_name for service in _SERVICES)
 MAX_MESSAGE_BYTES: Final = 4 * bounds.MAX_REQUEST_BYTES
 MAX_METADATA_BYTES: Final = 16 * 1024
 MAX_STREAMS_PER_CONNECTION: Final = 4_096
@@ -70,9 +65,8 @@ class Server:
         self._calls = calls
         self._server = aio.server(options=_OPTIONS)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        task_service_pb2_grpc.add_TaskServiceServicer_to_server(tasks, self._server)
-        worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(workers, self._server)
-        cluster_service_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, self._server)
+        servicers = (tasks, workers, cluster)
+        self._server.add_generic_rpc_handlers(tuple(map(registration.handler_of, _SERVICES, servicers)))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)  # type: ignore[no-untyped-call]
         if has_reflection:
             names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -15,7 +15,7 @@ from duecourse.server.core.effects import Submitted
 from duecourse.server.core.task import ShardId, Submission, TaskKey, TaskState
 from duecourse.server.rpc import Commands, convert, page_token, present
 from duecourse.server.rpc.calls import Calls
-from duecourse.server.storage import CorruptRecord, StoreUnavailable, TaskPage, TaskQuery, TaskStore
+from duecourse.server.storage import CorruptRecord, StoredTask, StoreUnavailable, TaskPage, TaskQuery, TaskStore
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
 
@@ -194,13 +194,23 @@ def _page(query: TaskQuery, page: TaskPage) -> task_service_pb2.ListTasksRespons
     response = task_service_pb2.ListTasksResponse()
     next_after = page.next_after
     room = PAGE_BYTES
-    for index, stored in enumerate(page.tasks):
+    rows: list[StoredTask | CorruptRecord] = [*page.tasks, *page.corrupt]
+    if page.corrupt:
+        rows.sort(key=_task_id)
+    for index, row in enumerate(rows):
         message = response.tasks.add()
-        present.stored_task(stored, message, full=False)
+        if isinstance(row, CorruptRecord):
+            present.corrupt(row, message)
+        else:
+            present.stored_task(row, message, full=False)
         room -= message.ByteSize()
-        if room < 0 and index + 1 < len(page.tasks):
-            next_after = stored.task.task_id
+        if room < 0 and index + 1 < len(rows):
+            next_after = message.task_id
             break
     if next_after is not None:
         response.next_page_token = page_token.make(query, next_after)
     return response
+
+
+def _task_id(row: StoredTask | CorruptRecord) -> str:
+    return row.key.task_id if isinstance(row, CorruptRecord) else row.task.task_id

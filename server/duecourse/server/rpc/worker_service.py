@@ -15,7 +15,9 @@ from grpc import aio
 from duecourse.server.core.errors import DomainError
 from duecourse.server.rpc import status
 from duecourse.server.rpc.calls import Calls
+from duecourse.server.rpc.registration import Malformed
 from duecourse.server.streams import Port
+from duecourse.server.streams.errors import ProtocolViolation
 from duecourse.server.streams.hub import Hub
 from duecourse.server.streams.worker_stream import WorkerStream
 from duecourse.v1 import worker_service_pb2 as pb
@@ -65,6 +67,9 @@ class WorkerService(worker_service_pb2_grpc.WorkerServiceServicer):
                 message = await read()
                 if message is aio.EOF:
                     break
+                if isinstance(message, Malformed):
+                    stream.end(ProtocolViolation(message.problem))
+                    return
                 stream.receive(cast(pb.StreamAssignmentsRequest, message), elapsed())
         except Exception as error:
             # Ours, since what a worker can do wrong ends its stream without an exception.
