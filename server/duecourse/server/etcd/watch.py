@@ -68,6 +68,8 @@ class Watch:
         reread: Reread,
         connected: Callable[[], None] = lambda: None,
     ) -> None:
+        self.interruptions = 0
+        """How many times its stream broke, fell silent, or could not be opened."""
         self._client = client
         self._clock = clock
         self._range = (start, end)
@@ -90,6 +92,7 @@ class Watch:
                 _log.info("etcd_watch_compacted", after=self._after)
                 self._after = None
             except EtcdError as error:
+                self.interruptions += 1
                 _log.info("etcd_watch_interrupted", after=self._after, reason=str(error))
                 await self._clock.sleep(next(self._retries))
 
