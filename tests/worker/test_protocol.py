@@ -222,6 +222,17 @@ class TestLateAssignments:
         machine.end("t1")
         assert machine.started == ["t1", "t2"]
 
+    def test_a_renewal_counts_from_the_sending_of_the_heartbeat(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("t1", lease_seconds=60), assignment("t2", lease_seconds=15))
+        machine.wait(5 * bounds.SECOND)
+        machine.flush()
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        machine.wait(14 * bounds.SECOND + 1, tick=False)
+        machine.end("t1")
+        assert machine.started == ["t1"]
+
     def test_a_heartbeat_that_was_sent_before_the_lease_came_does_not_renew_it(self) -> None:
         machine = Machine(slots=1, prefetch=1)
         machine.open()

@@ -76,19 +76,23 @@ class Account:
 
 
 def distribute(free: int, accounts: Iterable[Account]) -> None:
-    """Give all of `free` to the open accounts, so that they come as near to an equal share as can be."""
+    """Give all of `free` to the open accounts, raising the lowest ones to one level."""
     takers = [account for account in accounts if account.is_open and not account.withdrawing]
     takers.sort(key=lambda account: (account.out, account.turn))
-    total = free + sum(account.out for account in takers)
+    total = free
+    count = 0
+    for account in takers:
+        if account.out * count >= total:
+            break  # The level stays below this one and all that follow.
+        total += account.out
+        count += 1
     turn = 1 + max((account.turn for account in takers), default=0)
-    for index, account in enumerate(takers):
-        share = -(-total // (len(takers) - index))
-        given = min(free, share - account.out)
-        if given > 0:
-            account.give(given)
+    for index, account in enumerate(takers[:count]):
+        level = -(-total // (count - index))
+        total -= level
+        if level > account.out:
+            account.give(level - account.out)
             account.turn = turn
-            free -= given
-        total -= account.out
 
 
 def rebalance(accounts: Sequence[Account]) -> None:

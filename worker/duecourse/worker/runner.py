@@ -108,11 +108,10 @@ class Runner:
             return
         try:
             outcome = results.of_value(await run.handler.call(run.context))
-        except GeneratorExit:
-            raise
         except BaseException as error:
-            outcome = self._failed(attempt, error)
-            self._end(attempt, outcome)
+            if self._loop.is_closed():
+                raise  # It was left behind when the worker went, and is now collected.
+            self._end(attempt, self._failed(attempt, error))
             if isinstance(error, asyncio.CancelledError) and attempt.stop_reason is None:
                 raise
         else:
