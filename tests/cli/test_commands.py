@@ -140,6 +140,14 @@ def test_the_password_of_a_store_is_not_shown(duecourse: CommandLine, tmp_path: 
         assert result.stderr.startswith("error: ")
 
 
+@pytest.mark.parametrize("dsn", ["postgresql://u:canary/x@h/db", "canary", "postgresql://u:p@h:canary/db"])
+def test_a_connection_string_that_cannot_be_read_is_not_shown(duecourse: CommandLine, dsn: str) -> None:
+    result = duecourse("store", "migrate", DUECOURSE_POSTGRES_DSN=dsn)
+    assert result.exit_code == 2
+    assert "canary" not in result.output
+    assert "percent-encoded" in result.stderr
+
+
 def test_a_store_has_to_be_named(duecourse: CommandLine) -> None:
     result = duecourse("store", "migrate")
     assert result.exit_code == 2

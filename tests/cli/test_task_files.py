@@ -122,7 +122,7 @@ def test_a_line_that_the_server_refuses_is_told_by_its_number(duecourse: Command
             task_service_pb2.ItemError(
                 code=grpc.StatusCode.INVALID_ARGUMENT.value[0],
                 reason=error_reason_pb2.ERROR_REASON_INVALID_FIELD,
-                message="is too long",
+                message="tasks[1].queue: is too long",
                 field="tasks[1].queue",
             )
         )

@@ -12,6 +12,10 @@ from duecourse.model import bounds
 
 app = typer.Typer(name="store", help="Prepare the store of a cluster.", epilog=exits.EPILOG, no_args_is_help=True)
 
+_UNREADABLE: Final = (
+    "the connection string cannot be read: write postgresql://user:password@host:5432/database, with what is special in"
+    " the password percent-encoded"
+)
 _PASSWORD: Final = re.compile(r"(?<=:)[^:@/\s]*(?=@)|(?<=password=)\S+", re.IGNORECASE)
 
 
@@ -54,7 +58,7 @@ def migrate(
         raise typer.BadParameter(
             "where is Postgres? Set DUECOURSE_POSTGRES_DSN, or give one of --dsn and --dsn-file", param_hint="--dsn"
         )
-    text = dsn if dsn is not None else dsn_file.read_text(encoding="utf-8").strip()  # type: ignore[union-attr]
+    text = dsn or (dsn_file.read_text(encoding="utf-8").strip() if dsn_file else "")
     with extras.needed("server", "prepares stores"):
         from duecourse.server.storage import StoreRefused, StoreUnavailable
         from duecourse.server.storage import migrate as migrations
@@ -62,8 +66,11 @@ def migrate(
         report = asyncio.run(migrations.migrate(text, shards))
     except StoreUnavailable as error:
         raise typer.Exit(exits.fail(_without_secret(str(error), text), exits.ExitCode.UNAVAILABLE)) from None
-    except (StoreRefused, ValueError) as error:
+    except StoreRefused as error:
         raise typer.Exit(exits.fail(_without_secret(str(error), text))) from None
+    except ValueError:
+        # Not shown: what the driver says of a string that it cannot read may hold a part of the password.
+        raise typer.Exit(exits.fail(_UNREADABLE, exits.ExitCode.USAGE)) from None
     for name in report.applied:
         output.say(f"applied {name}")
     output.say(f"schema version {report.version}, {report.shards} shards")

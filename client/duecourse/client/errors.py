@@ -194,11 +194,13 @@ def from_details(details: Details) -> DuecourseError:
     if details.code is grpc.StatusCode.UNAVAILABLE and kind is ServerFault:
         surely_nothing = bool(details.reason) or details.message.startswith(_NEVER_SENT)
         kind = Unavailable if surely_nothing else OutcomeUncertain
+    # Which task of the request it was says nothing to a caller, who did not see the request.
+    field = _TASK_PREFIX.sub("", details.field)
+    message = details.message.replace(details.field, field, 1) if field != details.field else details.message
     return kind(
-        details.message or details.code.name,
+        message or details.code.name,
         reason=details.reason,
-        # Which task of the request it was says nothing to a caller, who did not see the request.
-        field=_TASK_PREFIX.sub("", details.field),
+        field=field,
         retry_after=details.retry_after,
         metadata=details.metadata,
     )
