@@ -54,6 +54,7 @@ class NodeSide:
         self.is_over = False
         self.records_outcomes = True
         self.beats = True
+        self.reads = True
         self.assigned = 0
         # The stubs take the stream for what one message of it is.
         self._write = cast(Callable[[pb.StreamAssignmentsResponse], Awaitable[None]], context.write)
@@ -121,6 +122,8 @@ class NodeSide:
                 await self.say(outcomes_recorded=pb.OutcomesRecorded(recorded=tokens))
             async with self._changed:
                 self._changed.notify_all()
+            if not self.reads:
+                await asyncio.Event().wait()
 
     async def _beat(self, interval: Duration) -> None:
         clock = SystemClock()

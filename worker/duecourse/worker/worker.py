@@ -168,11 +168,11 @@ class Worker:
         for field, name in [("namespace", self.namespace), ("name", self.name), *(("queue", q) for q in self.queues)]:
             if not is_name(name):
                 raise ValueError(f"{field} {name!r} is not 1 to {bounds.MAX_NAME_BYTES} characters of {ALPHABET}")
+        self._capacity()
         if self.threads < 1:
             raise ValueError("threads must be at least 1")
         if self.grace < timedelta(0):
             raise ValueError("grace must not be negative")
-        self._capacity()
 
     def _capacity(self) -> Capacity:
         return Capacity(
