@@ -15,6 +15,7 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -61,9 +62,10 @@ def binary() -> Path:
 class EtcdMember:
     """One server process on one folder."""
 
-    def __init__(self, name: str, folder: Path, client_port: int, peer_port: int) -> None:
+    def __init__(self, name: str, folder: Path, client_port: int, peer_port: int, *, tls: bool = False) -> None:
         self.name = name
         self.port = client_port
+        self.tls = tls
         self.endpoint = f"{HOST}:{client_port}"
         self.peer_url = f"http://{HOST}:{peer_port}"
         self.data_dir = folder / name
@@ -74,7 +76,7 @@ class EtcdMember:
     def launch(self, initial_cluster: str) -> None:
         """Start the process, without waiting for it to serve."""
         assert not self.is_running
-        url = f"http://{self.endpoint}"
+        url = f"{'https' if self.tls else 'http'}://{self.endpoint}"
         self._log = self._log_path.open("ab")
         self._process = subprocess.Popen(
             [
@@ -82,11 +84,17 @@ class EtcdMember:
                 *("--listen-client-urls", url, "--advertise-client-urls", url),
                 *("--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url),
                 *("--initial-cluster", initial_cluster, "--logger", "zap", "--log-level", "warn"),
+                *(["--auto-tls"] if self.tls else []),
             ],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
         )
+
+    @property
+    def certificate(self) -> Path:
+        """What it shows with TLS, and signed itself."""
+        return self.data_dir / "fixtures" / "client" / "cert.pem"
 
     @property
     def is_running(self) -> bool:
@@ -112,21 +120,38 @@ class EtcdMember:
     async def ask(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
         """Call a method of the JSON gateway, `kv/put` for instance. Bytes are base64 there; see `text`."""
         async with asyncio.timeout(ANSWER_LIMIT_SECONDS):
-            return await _post(self.port, f"/v3/{method}", json.dumps(body).encode())
+            return await self._http("POST", f"/v3/{method}", json.dumps(body).encode())
 
     async def is_healthy(self) -> bool:
         """Tell whether it serves linearizable reads."""
         if not self.is_running:
             return False
         try:
-            await self.ask("kv/range", {"key": text(b"health")})
-        except (OSError, EtcdError, TimeoutError, ValueError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ANSWER_LIMIT_SECONDS):
+                answer = await self._http("GET", "/health", b"")
+        except (OSError, EtcdError, TimeoutError, ValueError):
             return False
-        return True
+        return bool(answer["health"] == "true")
 
     def log_tail(self) -> str:
         """Return the end of its log."""
         return self._log_path.read_text(errors="replace")[-4_000:]
+
+    async def _http(self, verb: str, path: str, body: bytes) -> dict[str, Any]:
+        context = ssl._create_unverified_context() if self.tls else None
+        reader, writer = await asyncio.open_connection(HOST, self.port, ssl=context)
+        try:
+            head = f"{verb} {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            answer = await reader.read()
+        finally:
+            writer.close()
+        head_of_answer, _, content = answer.partition(b"\r\n\r\n")
+        if b" 200 " not in head_of_answer.split(b"\r\n", 1)[0]:
+            raise EtcdError(f"{path}: {answer.decode(errors='replace')}")
+        result = json.loads(content)
+        assert isinstance(result, dict)
+        return result
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -148,9 +173,10 @@ class EtcdMember:
 class EtcdCluster:
     """Some members; as an async context manager they are started and ended."""
 
-    def __init__(self, folder: Path, size: int = 1) -> None:
+    def __init__(self, folder: Path, size: int = 1, *, tls: bool = False) -> None:
         self._folder = folder
         self._size = size
+        self._tls = tls
         self.members: list[EtcdMember] = []
 
     @property
@@ -277,7 +303,7 @@ class EtcdCluster:
         folder.mkdir(parents=True)
         ports = _free_ports(2 * self._size)
         self.members = [
-            EtcdMember(f"member-{number}", folder, ports[2 * number], ports[2 * number + 1])
+            EtcdMember(f"member-{number}", folder, ports[2 * number], ports[2 * number + 1], tls=self._tls)
             for number in range(self._size)
         ]
 
@@ -304,24 +330,6 @@ def _free_ports(count: int) -> list[int]:
         if port not in found:
             found.append(port)
     return found
-
-
-async def _post(port: int, path: str, body: bytes) -> dict[str, Any]:
-    reader, writer = await asyncio.open_connection(HOST, port)
-    try:
-        head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        answer = await reader.read()
-    finally:
-        writer.close()
-    status, _, content = answer.partition(b"\r\n\r\n")
-    if b" 200 " not in status.split(b"\r\n", 1)[0]:
-        raise EtcdError(f"{path}: {answer.decode(errors='replace')}")
-    if b"chunked" in status.lower():
-        raise EtcdError(f"{path}: an answer in chunks is not understood")
-    result = json.loads(content)
-    assert isinstance(result, dict)
-    return result
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -206,10 +206,10 @@ class TcpProxy:
         passes: Callable[["_Connection", bytes], bool],
     ) -> None:
         while True:
+            data = await reader.read(_PIECE)
             while self._is_reading_stopped and not connection.is_reset:
                 self.faults["not read"] += 1
                 await self._clock.sleep(_POLL)
-            data = await reader.read(_PIECE)
             if connection.is_reset:
                 raise ConnectionResetError
             if not data:

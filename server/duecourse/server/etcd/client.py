@@ -24,7 +24,7 @@ from duecourse.etcd.v1 import kv_pb2, lease_pb2, server_pb2
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.etcd import transaction
-from duecourse.server.etcd.endpoints import Answer, Connection, Endpoints, Metadata, Tls
+from duecourse.server.etcd.endpoints import Answer, Connection, Endpoints, Metadata, Tls, User
 from duecourse.server.etcd.errors import (
     Compacted,
     EtcdRefused,
@@ -49,6 +49,7 @@ _RANGE: Final = "/etcdserverpb.KV/Range"
 _TXN: Final = "/etcdserverpb.KV/Txn"
 _GRANT: Final = "/etcdserverpb.Lease/LeaseGrant"
 _REVOKE: Final = "/etcdserverpb.Lease/LeaseRevoke"
+_AUTHENTICATE: Final = "/etcdserverpb.Auth/Authenticate"
 _STATUS: Final = "/etcdserverpb.Maintenance/Status"
 _MEMBERS: Final = "/etcdserverpb.Cluster/MemberList"
 
@@ -112,6 +113,7 @@ class EtcdClient:
         *,
         deadline: Micros = DEADLINE,
         tls: Tls | None = None,
+        user: User | None = None,
         source: random.Random | None = None,
     ) -> None:
         self.deadline = deadline
@@ -121,6 +123,8 @@ class EtcdClient:
         """Its member that answered last."""
         self._clock = clock
         self._endpoints = Endpoints(endpoints, tls)
+        self._user = user
+        self._token: Metadata = ()
         self._source = source or random.Random()
 
     async def __aenter__(self) -> Self:
@@ -207,11 +211,14 @@ class EtcdClient:
     @asynccontextmanager
     async def stream(self, method: str, answer: type[Answer], metadata: Metadata = ()) -> AsyncIterator[Stream[Answer]]:
         """Open a stream to the current endpoint, and leave that endpoint if the stream breaks inside."""
+        await self._log_in()
         async with self._endpoints.connection() as connection:
-            stream = Stream(connection.stream(method, answer, metadata))
+            stream = Stream(connection.stream(method, answer, metadata + self._token))
             try:
                 yield stream
             except (StreamBroken, ForeignCluster) as error:
+                # Perhaps because the login is no longer good: a stream does not tell reliably.
+                self._token = ()
                 await self._endpoints.leave(connection, silent=isinstance(error, StreamBroken) and error.silent)
                 raise
             finally:
@@ -232,7 +239,26 @@ class EtcdClient:
     async def _range(self, request: kv_pb2.RangeRequest) -> kv_pb2.RangeResponse:
         return await self._call(_RANGE, request, kv_pb2.RangeResponse, repeatable=True)
 
+    async def _log_in(self) -> None:
+        if self._user is None or self._token:
+            return
+        request = server_pb2.AuthenticateRequest(name=self._user.name, password=self._user.password())
+        answer = await self._try_endpoints(_AUTHENTICATE, request, server_pb2.AuthenticateResponse, repeatable=True)
+        self._token = (("token", answer.token),)
+
     async def _call(self, method: str, request: Message, answer: type[Answer], *, repeatable: bool) -> Answer:
+        await self._log_in()
+        try:
+            return await self._try_endpoints(method, request, answer, repeatable=repeatable)
+        except EtcdRefused as refused:
+            if self._user is None or not refused.is_about_login:
+                raise
+        # Refused before anything was applied, so it may be sent again.
+        self._token = ()
+        await self._log_in()
+        return await self._try_endpoints(method, request, answer, repeatable=repeatable)
+
+    async def _try_endpoints(self, method: str, request: Message, answer: type[Answer], *, repeatable: bool) -> Answer:
         reason = ""
         for _ in range(len(self._endpoints)):
             async with self._endpoints.connection() as connection:
@@ -241,7 +267,8 @@ class EtcdClient:
                     reason = f"no connection to {connection.target}"
                     continue
                 try:
-                    result = await connection.unary(method, answer)(request, timeout=left / bounds.SECOND)
+                    call = connection.unary(method, answer)
+                    result = await call(request, timeout=left / bounds.SECOND, metadata=self._token)
                 except aio.AioRpcError as error:
                     if error.code() in _REFUSALS:
                         raise _refusal(error) from None

@@ -54,6 +54,18 @@ class Tls:
         return grpc.ssl_channel_credentials(_content(self.ca), _content(self.key), _content(self.certificate))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """Whom to log in as. The password is read anew for each login, so that it can be changed in place."""
+
+    name: str
+    password_file: Path
+
+    def password(self) -> str:
+        """Read it."""
+        return self.password_file.read_text(encoding="utf-8").rstrip("\n")
+
+
 class Connection:
     """A channel to one endpoint. As an async context manager it is kept open while it is in use."""
 

@@ -31,6 +31,11 @@ class EtcdRefused(EtcdError):
         self.code = code
         self.details = details
 
+    @property
+    def is_about_login(self) -> bool:
+        """Whether the login has expired, or is older than a change of what users may do."""
+        return self.code == "UNAUTHENTICATED" or "auth store is old" in self.details
+
 
 class LeaseNotFound(EtcdRefused):
     """The lease has expired, was revoked, or never was. This is authoritative."""

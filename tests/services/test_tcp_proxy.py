@@ -1,0 +1,153 @@
+"""The proxy itself does what it says, or the tests that use it prove nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+from services.tcp_proxy import HOST, Postgres, TcpProxy
+from services.waiting import until
+
+from duecourse.model import bounds
+from duecourse.timing.clock import SystemClock
+
+PATIENCE = 1
+
+
+class Line:
+    """One connection to a server that sends everything back."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def asks(self, text: bytes) -> bytes:
+        self.writer.write(text)
+        await self.writer.drain()
+        return await self.hears()
+
+    async def hears(self) -> bytes:
+        async with asyncio.timeout(PATIENCE):
+            return await self.reader.read(100)
+
+
+@asynccontextmanager
+async def an_echo() -> AsyncIterator[int]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(100):
+                writer.write(data)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+@asynccontextmanager
+async def a_line(proxy: TcpProxy) -> AsyncIterator[Line]:
+    reader, writer = await asyncio.open_connection(HOST, proxy.port)
+    yield Line(reader, writer)
+    writer.close()
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[TcpProxy]:
+    async with an_echo() as port, TcpProxy(HOST, port) as proxy:
+        yield proxy
+
+
+async def test_it_forwards_and_passes_the_end_on(proxy: TcpProxy) -> None:
+    async with a_line(proxy) as line:
+        assert await line.asks(b"hello") == b"hello"
+        line.writer.write_eof()
+        assert await line.reader.read() == b""
+    await until(lambda: not proxy.open_connections)
+    assert not proxy.faults
+
+
+async def test_a_delay_holds_back_both_ways(proxy: TcpProxy) -> None:
+    clock = SystemClock()
+    async with a_line(proxy) as line:
+        proxy.delay(50 * bounds.MILLISECOND)
+        start = clock.elapsed()
+        assert await line.asks(b"hello") == b"hello"
+        assert clock.elapsed() - start >= 100 * bounds.MILLISECOND
+    assert proxy.faults["delayed"] >= 2
+
+
+async def test_a_cut_is_silent_until_it_is_healed(proxy: TcpProxy) -> None:
+    async with a_line(proxy) as line, a_line(proxy) as other:
+        assert await line.asks(b"hello") == b"hello"
+        proxy.cut()
+        with pytest.raises(TimeoutError):
+            await line.asks(b"lost")
+        assert proxy.faults["cut"] == 1
+        other.writer.write_eof()
+        with pytest.raises(TimeoutError):
+            await other.hears()
+        proxy.heal()
+        with pytest.raises(ConnectionResetError):
+            await line.asks(b"more")
+    async with a_line(proxy) as line:
+        assert await line.asks(b"hello") == b"hello"
+
+
+async def test_what_is_not_read_arrives_later(proxy: TcpProxy) -> None:
+    async with a_line(proxy) as line:
+        assert await line.asks(b"first") == b"first"
+        proxy.stop_reading()
+        with pytest.raises(TimeoutError):
+            await line.asks(b"second")
+        assert proxy.faults["not read"]
+        proxy.heal()
+        async with asyncio.timeout(1):
+            assert await line.reader.read(100) == b"second"
+
+
+async def test_a_reset_ends_what_there_is_and_a_refusal_what_comes(proxy: TcpProxy) -> None:
+    async with a_line(proxy) as line:
+        await line.asks(b"hello")
+        proxy.reset()
+        with pytest.raises(ConnectionResetError):
+            await line.asks(b"hello")
+    async with a_line(proxy) as line:
+        assert await line.asks(b"hello") == b"hello"
+        proxy.refuse()
+    with pytest.raises(ConnectionResetError):
+        async with a_line(proxy) as line:
+            await line.asks(b"hello")
+    assert proxy.faults["reset"] == 2
+    assert proxy.faults["refused"] == 1
+
+
+async def test_the_answer_that_is_lost_is_the_one_that_was_named(proxy: TcpProxy) -> None:
+    async with a_line(proxy) as line:
+        proxy.lose_answer(2)
+        assert await line.asks(b"first") == b"first"
+        with pytest.raises(ConnectionResetError):
+            await line.asks(b"second")
+    assert proxy.faults["answer lost"] == 1
+    assert proxy.requests == 2
+
+
+async def test_a_statement_whose_answer_is_lost_was_done(postgres_dsn: str) -> None:
+    target = urlsplit(postgres_dsn)
+    assert target.hostname is not None
+    assert target.port is not None
+    async with TcpProxy(target.hostname, target.port, Postgres) as proxy:
+        through = await asyncpg.connect(postgres_dsn, host=HOST, port=proxy.port)
+        await through.execute("CREATE TABLE counted (n int)")
+        assert await through.fetchval("SELECT $1::int", 7) == 7
+        proxy.lose_answer()
+        with pytest.raises((asyncpg.PostgresConnectionError, OSError)):
+            await through.execute("INSERT INTO counted VALUES (1)")
+        assert proxy.faults["answer lost"] == 1
+    direct = await asyncpg.connect(postgres_dsn)
+    assert await direct.fetchval("SELECT count(*) FROM counted") == 1
+    await direct.close()
