@@ -268,7 +268,7 @@ class EtcdClient:
                     continue
                 try:
                     call = connection.unary(method, answer)
-                    result = await call(request, timeout=left / bounds.SECOND, metadata=self._token)
+                    result = await call(request, timeout=left / bounds.SECOND, metadata=self._token or None)
                 except aio.AioRpcError as error:
                     if error.code() in _REFUSALS:
                         raise _refusal(error) from None
@@ -284,6 +284,8 @@ class EtcdClient:
 
     async def _connected(self, connection: Connection) -> Micros | None:
         """Wait until there is a connection; return what is left of the deadline, or leave the endpoint."""
+        if connection.is_ready:
+            return self.deadline
         start = self._clock.elapsed()
         silent = False
         try:

@@ -90,6 +90,11 @@ class Connection:
         self._users -= 1
         await self._close_if_done()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is connected."""
+        return self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
+
     async def ready(self) -> bool:
         """Wait until it is connected. False: it cannot be, for now."""
         state = self._channel.get_state(try_to_connect=True)
