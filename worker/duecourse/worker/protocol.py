@@ -121,7 +121,7 @@ class Protocol:
             case "cancel_requested":
                 self._cancel_requested(stream, message.cancel_requested)
             case "lease_lost":
-                self._lost(message.lease_lost.lease_tokens)
+                self._lost(stream, message.lease_lost.lease_tokens)
             case "credit_returned":
                 stream.account.returned(message.credit_returned.count)
             case "draining":
@@ -181,7 +181,7 @@ class Protocol:
         stream.is_goodbye_due = self.is_draining
         for term in welcome.terms:
             self._learn(term.shard, term.epoch, stream)
-        self._lost(welcome.lost_lease_tokens)
+        self._lost(stream, welcome.lost_lease_tokens)
         if self.holdings.held or self.outcomes.unrecorded:
             stream.answers.append(0)
         self.outcomes.welcomed()
@@ -236,13 +236,14 @@ class Protocol:
                 self.holdings.stop(attempt, StopReason.TIMED_OUT if is_timeout else StopReason.CANCELLED)
                 stream.starts.append(attempt)
 
-    def _lost(self, tokens: Iterable[bytes]) -> None:
+    def _lost(self, stream: NodeStream, tokens: Iterable[bytes]) -> None:
         for token in tokens:
+            stream.release(token)
             attempt = self.holdings.held.get(token)
             if attempt is not None:
                 self.holdings.lose(attempt)
-                for stream in self._streams.values():
-                    stream.forget(token)
+                for one in self._streams.values():
+                    one.forget(token)
 
     def _learn(self, shard: int, epoch: int, stream: NodeStream) -> bool:
         leader = self._terms.leader(shard)
