@@ -23,10 +23,8 @@ from duecourse.server.core.task import Lane, Task
 
 AGEING: Micros = 30 * bounds.SECOND
 
-_Ready = tuple[Micros, int, int, int, Task]
-"""Due time, sequence, shard; then a number of its own, since a task that left its head may come back; the task."""
+_Ready = tuple[Micros, int, int, Task]
 _SLACK = 1_024
-_entries = itertools.count()
 
 
 class _Line:
@@ -40,9 +38,9 @@ class _Line:
         self.bound = _SLACK
 
     def push(self, task: Task, due_time: Micros) -> None:
-        heapq.heappush(self.heap, (due_time, task.sequence, task.shard, next(_entries), task))
+        heapq.heappush(self.heap, (due_time, task.sequence, task.shard, task))
         if len(self.heap) > self.bound:
-            self.heap = [entry for entry in self.heap if entry[4].is_ready]
+            self.heap = [entry for entry in self.heap if entry[3].is_ready]
             heapq.heapify(self.heap)
             self.bound = 2 * len(self.heap) + _SLACK
 
@@ -51,7 +49,7 @@ class _Line:
         heap = self.heap
         while heap:
             entry = heap[0]
-            if entry[4].is_ready and entry[4].progress.due_time == entry[0]:
+            if entry[3].is_ready and entry[3].progress.due_time == entry[0]:
                 return entry
             heapq.heappop(heap)
         return None
@@ -108,7 +106,7 @@ class _Level:
             share = self.shares[fairness_key]
             found = share.first(task_types)
             if found is not None:
-                task = found[0][4]
+                task = found[0][3]
                 heapq.heappop(found[1].heap)
                 self.virtual_time = max(self.virtual_time, virtual_time)
                 share.virtual_time = self.virtual_time + 1

@@ -16,7 +16,6 @@ itself. Loads may bring tasks that have changed since: every write compares the 
 """
 
 import heapq
-import itertools
 from collections.abc import Callable
 
 from duecourse.model.instants import Micros
@@ -44,9 +43,13 @@ class Head:
         """Tell whether a task belongs into memory; note it as left out if not."""
         if self.cursor is None or key <= self.cursor:
             return True
+        self.leave_out(key)
+        return False
+
+    def leave_out(self, key: DueKey) -> None:
+        """Keep a read that runs from moving the cursor up to a key."""
         if self.is_loading and (self.left_out is None or key < self.left_out):
             self.left_out = key
-        return False
 
     def move_cursor(self, cursor: DueKey | None) -> None:
         """Set the cursor; a read that runs is outdated."""
@@ -75,15 +78,19 @@ class Near:
         self.heads: dict[Lane, Head] = {}
         self.with_deadline: set[Task] = set()
         self._due: list[tuple[Micros, int, Task]] = []
-        """A heap of (due time, entry number, task): a task that left its head may come back as another object."""
-        self._entries = itertools.count()
         self._due_bound = _DUE_SLACK
         self._low: set[Head] = set()
 
     def place(self, task: Task, ready: list[Task], due_before: Micros) -> None:
-        """Take a waiting task in, if it is near and its lane's head admits it; `ready` gets it if it is due already."""
+        """Take a waiting task in, if it is near and its lane's head admits it; `ready` gets it if it is due already.
+
+        What is in memory of it is outdated: a load that saw the store before the task last changed.
+        """
         due_time = task.progress.due_time
         assert due_time is not None, "an ended task does not wait"
+        outdated = self.tasks.get(task.key)
+        if outdated is not None:
+            self.take(outdated)
         if due_time >= self.horizon:
             return
         head = self.heads.get(task.lane)
@@ -99,7 +106,7 @@ class Near:
             task.is_ready = True
             ready.append(task)
         else:
-            heapq.heappush(self._due, (due_time, next(self._entries), task))
+            heapq.heappush(self._due, (due_time, task.sequence, task))
             if len(self._due) > self._due_bound:
                 self._drop_outdated()
         if len(head.tasks) > 2 * self.head:
@@ -157,11 +164,11 @@ class Near:
         version: int,
         tasks: list[Task],
         is_end: bool,
-        is_known: Callable[[TaskKey], bool],
+        knows_better: Callable[[Task], bool],
         ready: list[Task],
         earliest: Micros,
     ) -> None:
-        """Merge the rest of a lane, as far as it was read; what `is_known` is newer in memory than in the read."""
+        """Merge the rest of a lane, as far as it was read; where memory does not know better."""
         head = self.heads.get(lane)
         if head is None or head.version != version or not head.is_loading:
             return
@@ -175,7 +182,7 @@ class Near:
             cursor = DueKey(left_out.due_time, left_out.sequence - 1)
         head.move_cursor(cursor)
         for task in tasks:
-            if not is_known(task.key):
+            if not knows_better(task):
                 self.place(task, ready, earliest)
         self._settle(head)
 
@@ -185,6 +192,7 @@ class Near:
         if head is None:
             head = self.heads[lane] = Head(lane)
         if head.cursor is not None and head.cursor <= cursor:
+            head.leave_out(DueKey(cursor.due_time, cursor.sequence + 1))
             return
         head.move_cursor(cursor)
         for task in [task for task in head.tasks if due_key(task) > cursor]:

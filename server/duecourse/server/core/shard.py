@@ -9,7 +9,6 @@ All of it ends with the term: the node drops the shard, and `close` answers thos
 
 import heapq
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -119,7 +118,7 @@ class Shard:
                 self._tick(now, out)
             case LaneLoaded():
                 self.near.lane_loaded(
-                    event.lane, event.version, event.tasks, event.is_end, self._is_known, out.ready, now.earliest
+                    event.lane, event.version, event.tasks, event.is_end, self._knows_better, out.ready, now.earliest
                 )
             case BucketsLoaded():
                 self._buckets_loaded(event, now, out)
@@ -161,8 +160,7 @@ class Shard:
         no_leader = errors.NoLeader(self.fence.shard)
         for line in self._busy.values():
             for event in line or ():
-                for origin in _origins(event):
-                    out.answers.append((origin, no_leader))
+                turn_away(event, no_leader, out)
         for _, _, lease, wait in self._waits:
             if wait in lease.cancel_waits:
                 out.answers.append((wait.origin, _requested(lease.task.progress)))
@@ -246,7 +244,7 @@ class Shard:
         if self._queue_if_busy(event.key, event):
             return
         lease = self.leases.get(event.lease_token)
-        if lease is None or lease.task.progress.state is not TaskState.LEASED:
+        if lease is None or lease.task.key != event.key or lease.task.progress.state is not TaskState.LEASED:
             return
         task = lease.task
         attempt = task.progress.attempt
@@ -258,7 +256,7 @@ class Shard:
         if self._queue_if_busy(event.key, event):
             return
         lease = self.leases.get(event.lease_token)
-        if lease is None:
+        if lease is None or lease.task.key != event.key:
             out.attempt_reads.append((self.fence.shard, event))
             return
         task = lease.task
@@ -286,19 +284,22 @@ class Shard:
         task = lease.task
         if self._queue_if_busy(task.key, cause) or self.leases.get(lease.token) is not lease:
             return
+        digest = cause.digest if isinstance(cause, End) else None
         if task.progress.state is TaskState.RUNNING:
-            self._lose(task, AttemptOutcome.LEASE_LOST, cause, now, out)
+            self._lose(task, AttemptOutcome.LEASE_LOST, cause, digest, now, out)
         else:
-            digest = cause.digest if isinstance(cause, End) else None
             self._update(task, lifecycle.returned(task.progress, now.latest, digest), cause, out)
 
-    def _lose(self, task: Task, outcome: AttemptOutcome, cause: Any, now: Now, out: Effects) -> None:
-        self._update(task, lifecycle.failed(task, now.latest, outcome, is_lost=True), cause, out)
+    def _lose(
+        self, task: Task, outcome: AttemptOutcome, cause: Any, digest: bytes | None, now: Now, out: Effects
+    ) -> None:
+        self._update(task, lifecycle.failed(task, now.latest, outcome, is_lost=True, digest=digest), cause, out)
 
     def _attempt_read(self, event: AttemptRead, now: Now, out: Effects) -> None:
         end = event.end
         attempt = event.attempt
-        if end.key in self._busy or end.lease_token in self.leases:
+        lease = self.held.get(end.key)
+        if end.key in self._busy or (lease is not None and lease.token == end.lease_token):
             self._end(end, now, out)
             return
         if attempt is None:
@@ -318,8 +319,12 @@ class Shard:
         for token, (key, has_started) in event.leases.items():
             lease = self.leases.get(token)
             if lease is not None:
+                key = lease.task.key
+            if key is not None and key in self._busy:
+                self._queue(key, Hold(holder, {token: (key, has_started)}, event.last_assignments, is_complete=False))
+            elif lease is not None:
                 self._adopt(lease, event, has_started, now, out)
-            elif key is not None and key not in self._busy:
+            elif key is not None:
                 out.lost.append((holder, token))
         if not event.is_complete:
             return
@@ -335,12 +340,14 @@ class Shard:
             lease.assignment_number = 0
             if lease.task.progress.cancel_requested:
                 out.stops.append((event.holder, lease.token, StopReason.CANCELLED))
+            elif lease.stop_asked_at is not None:
+                out.stops.append((event.holder, lease.token, StopReason.TIMED_OUT))
         lease.unexpired_until = max(lease.unexpired_until, now.elapsed + lease.duration)
         task = lease.task
         attempt = task.progress.attempt
         assert attempt is not None, "a lease has an attempt"
         is_news = has_started and task.progress.state is TaskState.LEASED
-        if (attempt.epoch < self.fence.epoch or is_news) and task.key not in self._busy:
+        if attempt.epoch < self.fence.epoch or is_news:
             start_time = now.latest if is_news else None
             lease.stored_at = now.elapsed
             self._update(task, lifecycle.renewed(task.progress, now.latest, self.fence, start_time), event, out)
@@ -500,8 +507,7 @@ class Shard:
         if isinstance(cause, Grant):
             out.unmatched.append((task.lane, cause.holder))
         again = [cause] if isinstance(cause, End | Cancel | Start) else []
-        self._busy[task.key] = again + (line or [])
-        out.task_reads.append((self.fence.shard, task.key))
+        self._read_again(task.key, again + (line or []), out)
 
     def _write_refused(self, event: WriteRefused, now: Now, out: Effects) -> None:
         """Set a write aside: tell its caller, and read its task again so that memory is what the store holds."""
@@ -509,23 +515,24 @@ class Shard:
         give_up(write, errors.StoreFailed(event.detail), out)
         line = self._busy.pop(write.task.key)
         if isinstance(write, Update):
-            write.cause = write.cause if isinstance(write.cause, Grant) else None
-            self._mismatched(write, line, out)
+            self._read_again(write.task.key, line or [], out)
         elif line:
             self._handle_line(write.task.key, line, now, out)
 
     def _task_read(self, key: TaskKey, task: Task | bool | None, now: Now, out: Effects) -> None:
         line = self._busy.pop(key, None)
+        outdated = self.near.tasks.get(key)
+        if outdated is not None:
+            self.near.take(outdated)
         self._replace_lease(key, task, now, out)
-        self._fresh[key] = task
-        if line:
-            self._handle_line(key, line, now, out)
-        self._fresh.pop(key, None)
-        if isinstance(task, Task) and task.progress.state in WAITING and not self._is_known(key):
+        if isinstance(task, Task) and task.progress.state in WAITING:
             self.near.place(task, out.ready, now.earliest)
-            if key in self._audited and key in self.near.tasks:
-                out.audit_misses += 1
+            out.audit_misses += key in self._audited and key in self.near.tasks
         self._audited.discard(key)
+        if line:
+            self._fresh[key] = task
+            self._handle_line(key, line, now, out)
+            del self._fresh[key]
 
     def _replace_lease(self, key: TaskKey, task: Task | bool | None, now: Now, out: Effects) -> None:
         """Make the lease of a task agree with what was just read of it."""
@@ -576,7 +583,7 @@ class Shard:
         for lane, key in event.cut.items():
             self.near.lower_cursor(lane, key)
         for task in event.tasks:
-            if not self._is_known(task.key):
+            if not self._knows_better(task):
                 self.near.place(task, out.ready, now.earliest)
 
     def _audit(self, tasks: list[Task], out: Effects) -> None:
@@ -619,10 +626,10 @@ class Shard:
         task = lease.task
         holder = lease.holder
         if now.elapsed >= lease.expires_at():
-            self._lose(task, AttemptOutcome.LEASE_LOST, None, now, out)
+            self._lose(task, AttemptOutcome.LEASE_LOST, None, None, now, out)
         elif lease.stop_asked_at is not None:
             if now.elapsed >= lease.stop_asked_at + bounds.STOP_GRACE:
-                self._lose(task, AttemptOutcome.TIMED_OUT, None, now, out)
+                self._lose(task, AttemptOutcome.TIMED_OUT, None, None, now, out)
         elif now.elapsed >= lease.timeout_at:
             lease.stop_asked_at = now.elapsed
             if holder is not None and holder.is_open:
@@ -639,6 +646,10 @@ class Shard:
 
     def _read(self, key: TaskKey, event: Event | None, out: Effects) -> None:
         self._busy[key] = None if event is None else [event]
+        out.task_reads.append((self.fence.shard, key))
+
+    def _read_again(self, key: TaskKey, line: list[Event], out: Effects) -> None:
+        self._busy[key] = line
         out.task_reads.append((self.fence.shard, key))
 
     def _queue_if_busy(self, key: TaskKey, event: Event) -> bool:
@@ -667,6 +678,15 @@ class Shard:
 
     def _is_known(self, key: TaskKey) -> bool:
         return key in self._busy or key in self.near.tasks or key in self.held
+
+    def _knows_better(self, task: Task) -> bool:
+        """Tell whether memory has newer word of a task than a load."""
+        key = task.key
+        if key in self._busy:
+            # An insert that finds the id taken leaves nothing in memory: then the load's word is wanted after all.
+            self._queue(key, BucketsLoaded([task], {}))
+            return True
+        return key in self.near.tasks or key in self.held
 
 
 def _time_left(task: Task, attempt: Attempt, now: Now) -> Micros:
@@ -699,8 +719,19 @@ def give_up(write: Write, error: errors.DomainError, out: Effects) -> None:
         out.unmatched.append((write.task.lane, write.cause.holder))
 
 
-def _origins(event: Event) -> Iterator[Any]:
-    if isinstance(event, Submit):
-        yield from (origin for _, origin in event.submissions)
-    elif isinstance(event, Cancel):
-        yield event.origin
+def turn_away(event: Event, error: errors.DomainError, out: Effects) -> None:
+    """Tell those who wait for an event that it is not handled any more; what it did before it came is uncertain."""
+    match event:
+        case Submit():
+            out.answers.extend((origin, error) for _, origin in event.submissions)
+        case Cancel():
+            out.answers.append((event.origin, error))
+        case Grant():
+            out.unmatched.append((event.task.lane, event.holder))
+        case Committed():
+            for write in event.writes:
+                give_up(write, errors.OutcomeUncertain(), out)
+        case WriteRefused():
+            give_up(event.write, error, out)
+        case _:
+            pass

@@ -15,10 +15,10 @@ from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros, Now
 from duecourse.server.core import errors
 from duecourse.server.core.effects import Answer, Assignment, Effects, StopReason, Verdict
-from duecourse.server.core.events import Cancel, Event, Grant, Submit, Tick, Unsent
+from duecourse.server.core.events import Event, Grant, Tick, Unsent
 from duecourse.server.core.lease import Holder, Lease
 from duecourse.server.core.matcher import Matcher
-from duecourse.server.core.shard import Shard, give_up
+from duecourse.server.core.shard import Shard, give_up, turn_away
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.core.writes import Write
 from duecourse.server.failpoints import AFTER_ANSWER, BEFORE_ASSIGNMENT, Failpoints
@@ -338,13 +338,12 @@ class Loop:
         metrics.audit_misses += out.audit_misses
 
     def _turn_away(self, event: Event, error: errors.DomainError) -> None:
-        if isinstance(event, Submit):
-            for _, origin in event.submissions:
-                self._resolve(origin, error)
-        elif isinstance(event, Cancel):
-            self._resolve(event.origin, error)
-        elif isinstance(event, Grant):
-            self.matcher.unmatched(event.task.lane, event.holder)
+        out = Effects()
+        turn_away(event, error, out)
+        for origin, answer in out.answers:
+            self._resolve(origin, answer)
+        for lane, holder in out.unmatched:
+            self.matcher.unmatched(lane, holder)
 
     def _until_next(self) -> Micros:
         now = self.clock.now()
