@@ -255,6 +255,9 @@ async def test_a_leader_is_told_when_etcd_was_set_back(own_etcd: EtcdCluster, ke
     async with a_node("a", own_etcd.endpoints, keys) as a:
         election = a.election(SHARD)
         elected = await election.campaign()
+        for _ in range(20):
+            revision = await own_etcd.put(keys.member("a"), b"")
+        await until(lambda: a.mirror.revision >= revision)
         own_etcd.stop()
         own_etcd.set_back(tmp_path / "copy")
         await own_etcd.start()

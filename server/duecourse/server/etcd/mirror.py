@@ -4,8 +4,9 @@ A watch keeps it current within milliseconds; but a watch is a wake-up, not the 
 when the watch has connected, and every `REREAD_INTERVAL`: one call for everything that a node wants to know.
 
 `revision` is that of the store as the copy shows it. It only grows, and with it the copy is always a state that the
-store was in. If etcd answers at a lower revision than was seen before, it has lost writes (it was restored from an
-older copy): that begins a new `era`, in which nothing that was known of the old one holds.
+store was in. If a read finds etcd at a lower revision than was seen before, it has lost writes (it was restored from an
+older copy): that begins a new `era`, in which nothing that was known of the old one holds. An etcd that has written as
+much again in the meantime cannot be told by its revision; the copy is right then, too, but the era does not end.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ no second look: whoever comes later has a higher revision.) A candidate whose ke
 again at once.
 
 `Elected.revision`, the revision at which the key was created, is what epochs are made from: it never comes twice in the
-life of an etcd.
+life of an etcd that loses nothing.
 
 Nothing here decides safety. To be elected is the hint to raise the epoch in the store; there, and only there, it is
 decided who leads. Two nodes may both believe that they are elected, after a pause of any length; the fence does the
@@ -129,13 +129,17 @@ class Election:
     async def _stand(self) -> Elected:
         """Make the own key, or find it."""
         lease = await self._session.opened()
-        era = self._mirror.era
+        era, known = self._mirror.era, self._mirror.revision
         key = self._keys.candidate(self.shard, lease)
         outcome = await self._client.txn(
             [transaction.absent(key)],
             [transaction.put(key, keys.format_candidate(self._value), lease)],
             [transaction.get(key)],
         )
+        if outcome.revision < known:
+            # What the mirror shows is of an era that is over. Until it knows, it would say that the key is gone.
+            self._mirror.reread_now()
+            raise EtcdError(f"etcd is at revision {outcome.revision}, and was at {known}")
         revision = outcome.revision if outcome.succeeded else outcome.found(0)[0].created
         return Elected(self.shard, key, lease, revision, era)
 
