@@ -199,6 +199,7 @@ def _grant_columns(grants: list[Update]) -> dict[str, Any]:
         "g_epoch": [attempt.epoch for attempt in attempts],
         "g_fencing_token": fencing_tokens if fencing_tokens != lease_times else [],
         "g_lease_time": lease_times,
+        "g_latest_due_time": max(progress.due_time or 0 for progress in progresses),
     }
 
 

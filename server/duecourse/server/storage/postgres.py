@@ -14,7 +14,7 @@ from typing import Any, Final
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.fence import Fence
-from duecourse.server.core.task import Attempt, DueKey, Epoch, ShardId, Task, TaskKey
+from duecourse.server.core.task import Attempt, Epoch, ShardId, Task, TaskKey
 from duecourse.server.storage import (
     CommitAnswer,
     Committed,
@@ -50,6 +50,7 @@ from duecourse.server.storage.connections import (
     connect,
     disconnect,
 )
+from duecourse.server.storage.heads import Heads
 
 _WRITES: Final = queries.statements("writes.sql")
 _READS: Final = queries.statements("reads.sql")
@@ -62,6 +63,9 @@ _READ_TIMEOUT: Final = 15 * bounds.SECOND
 _LIST_SCAN: Final = 10_000
 """How many tasks a listing looks at in one call."""
 _KNOWN_QUEUES_LIMIT: Final = 65_536
+_SHARDS_IN_LOAD: Final = 16
+_ROWS_IN_LOAD: Final = 2_048
+"""How many shards' buckets are read at once, and how many rows of each: it bounds how long the server is at it."""
 _SEQUENCE_BLOCK_BITS: Final = 32
 _DATA_CLASSES: Final = frozenset(("21", "22", "23", "54"))
 _READ_ONLY: Final = "25006"
@@ -197,31 +201,32 @@ class PostgresStore:
     # Reads for the node.
 
     async def load_held(self, shards: Sequence[ShardId]) -> Loaded:
-        """Read what is leased or running; looks at all rows of the shards that have a due time."""
-        return _loaded(await self._read("load_held", list(shards)))
+        """Read what is leased or running; looks at all tasks that may ever have been granted and have not ended."""
+        loaded = Loaded([], [])
+        for start in range(0, len(shards), _SHARDS_IN_LOAD):
+            for row in await self._read("load_held", list(shards[start : start + _SHARDS_IN_LOAD])):
+                _add(loaded, row)
+        return loaded
 
     async def load_buckets(
         self, shards: Sequence[ShardId], due_from: Micros, due_before: Micros, head: int
     ) -> LoadedBuckets:
         """Read the first tasks of every lane; skips through the due index from lane to lane."""
-        loaded = LoadedBuckets([], [], {})
-        head_of_lane: list[Task] = []
-        for row in await self._read("load_buckets", list(shards), due_from, due_before, head):
-            place = row[rows.TASK_COLUMNS]
-            if place == 1:
-                head_of_lane = []
-            if place > head:
-                # Lanes whose hashes are equal share a head, and are all cut where it ends.
-                for task in head_of_lane:
-                    loaded.cut[task.shard, task.lane] = _due_key(head_of_lane[-1])
-                continue
-            decoded = rows.task_of(row)
-            if isinstance(decoded, CorruptRecord):
-                loaded.corrupt.append(decoded)
-            else:
-                loaded.tasks.append(decoded)
-                head_of_lane.append(decoded)
-        return loaded
+        heads = Heads(shards, due_from, head)
+        while places := heads.unread(_SHARDS_IN_LOAD):
+            heads.add(
+                await self._read(
+                    "load_buckets",
+                    [shard for shard, _ in places],
+                    [place.bucket for _, place in places],
+                    [place.lane_hash for _, place in places],
+                    due_from,
+                    due_before,
+                    head,
+                    _ROWS_IN_LOAD,
+                )
+            )
+        return heads.loaded
 
     async def load_lanes(self, requests: Sequence[LaneRequest]) -> list[Loaded]:
         """Read on in many lanes at once."""
@@ -340,11 +345,6 @@ def _add(loaded: Loaded, row: Row) -> None:
         loaded.corrupt.append(decoded)
     else:
         loaded.tasks.append(decoded)
-
-
-def _due_key(task: Task) -> DueKey:
-    assert task.progress.due_time is not None, "a waiting task has a due time"
-    return DueKey(task.progress.due_time, task.sequence)
 
 
 def _attempts(found: Sequence[Row]) -> list[Attempt]:

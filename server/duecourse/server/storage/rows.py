@@ -13,6 +13,7 @@ from duecourse.server.core.task import (
     TERMINAL,
     Attempt,
     AttemptOutcome,
+    DueKey,
     Failure,
     FailureReason,
     Lane,
@@ -42,6 +43,16 @@ def task_of(row: Row) -> Task | CorruptRecord:
     except (ValueError, TypeError, KeyError) as error:
         key = TaskKey(row[0], row[1])
         return CorruptRecord(row[_SHARD], key, row[_REVISION], f"{type(error).__name__}: {error}")
+
+
+def lane_of(row: Row) -> Lane:
+    """Return the lane of a task's row, whether the rest decodes or not."""
+    return _shared(Lane(row[0], row[3], row[4], row[5], row[6]))
+
+
+def due_key_of(row: Row) -> DueKey:
+    """Return the place in its lane of a waiting task's row, whether the rest decodes or not."""
+    return DueKey(row[13], row[8])
 
 
 def stored_task_of(row: Row) -> StoredTask | CorruptRecord:

@@ -1,7 +1,7 @@
 -- min-node-version: 1
 
--- A range of slots and the term that may write them. A write locks its row FOR SHARE and compares epoch and holder, a
--- raise updates it; nothing else ever does.
+-- A range of slots and the term that may write them. A write locks its row FOR SHARE and compares epoch and holder; a
+-- raise updates it, and now and then a grant.
 CREATE TABLE duecourse.shard (
     shard int PRIMARY KEY,
     slot_from int NOT NULL,
@@ -14,6 +14,9 @@ CREATE TABLE duecourse.shard (
     sequence_block bigint NOT NULL DEFAULT 0,
     -- When the last 16 raises were made, oldest first, in cluster time.
     raises bigint[] NOT NULL DEFAULT '{}',
+    -- No task due later has ever been granted: whoever looks for held tasks need not look among the millions that are
+    -- far from due. Moved ten minutes ahead at a time.
+    granted_until bigint NOT NULL DEFAULT 0,
     CHECK (slot_from < slot_until)
 );
 

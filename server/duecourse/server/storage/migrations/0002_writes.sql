@@ -24,6 +24,7 @@ CREATE FUNCTION duecourse.commit_writes(
     g_namespace text = '', g_task_id text = '', g_revision int[] = '{}', g_round int[] = '{}', g_number int[] = '{}',
     g_attempts_used int[] = '{}', g_lease_token bytea[] = '{}', g_worker text = '', g_incarnation text = '',
     g_node text = '', g_epoch bigint[] = '{}', g_fencing_token bigint[] = '{}', g_lease_time bigint[] = '{}',
+    g_latest_due_time bigint = 0,
     s_namespace text = '', s_task_id text = '', s_revision int[] = '{}', s_start_time bigint[] = '{}',
     s_end_time bigint[] = '{}', s_outcome_digest bytea[] = '{}', s_result_type bytea[] = '{}', s_result bytea[] = '{}',
     u_namespace text = '', u_task_id text = '', u_state text[] = '{}', u_due_time bigint[] = '{}',
@@ -53,6 +54,7 @@ DECLARE
     grants CONSTANT int := cardinality(g_revision);
     successes CONSTANT int := cardinality(s_revision);
     done int;
+    granted_until bigint;
     taken int[] := '{}';
     newly_taken int[];
     newly_uids bytea[];
@@ -60,9 +62,9 @@ DECLARE
     mismatched int[] := '{}';
     separator CONSTANT text := E'\x1f';
 BEGIN
-    SELECT count(*) INTO done
+    SELECT count(*), min(locked.granted_until) INTO done, granted_until
     FROM (
-        SELECT s.epoch = f.epoch AND s.holder = f.holder AS is_current
+        SELECT s.epoch = f.epoch AND s.holder = f.holder AS is_current, s.granted_until
         FROM unnest(f_shard, f_epoch, f_holder) AS f (shard, epoch, holder)
         JOIN duecourse.shard s ON s.shard = f.shard
         ORDER BY s.shard
@@ -76,6 +78,11 @@ BEGIN
             LEFT JOIN duecourse.shard s ON s.shard = f.shard
             WHERE s.epoch IS DISTINCT FROM f.epoch OR s.holder IS DISTINCT FROM f.holder;
         RETURN;
+    END IF;
+
+    IF grants > 0 AND granted_until < g_latest_due_time THEN
+        UPDATE duecourse.shard s SET granted_until = g_latest_due_time + 600000000
+        WHERE s.shard = ANY (f_shard) AND s.granted_until < g_latest_due_time;
     END IF;
 
     IF cardinality(q_name) > 0 THEN

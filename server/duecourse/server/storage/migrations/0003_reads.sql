@@ -1,5 +1,21 @@
 -- min-node-version: 1
 
+-- What is leased or running: looks at all tasks that may ever have been granted and have not ended.
+CREATE FUNCTION duecourse.held_rows(of_shards int[]) RETURNS SETOF tid
+LANGUAGE sql STABLE
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+BEGIN ATOMIC
+    SELECT t.ctid
+    FROM duecourse.shard s
+    JOIN duecourse.task t ON t.shard = s.shard
+    WHERE s.shard = ANY (of_shards) AND t.due_time IS NOT NULL
+        AND (t.due_time / 10000000)::int <= (s.granted_until / 10000000)::int
+        AND t.state IN ('leased', 'running');
+END;
+
 -- The next waiting tasks of one lane, in order: rows of its shard due before an instant that come after a key. Goes
 -- from bucket to bucket by the due index, past other lanes' rows without reading them.
 CREATE FUNCTION duecourse.lane_rows(
@@ -84,44 +100,78 @@ END
 $$;
 
 -- The first waiting tasks of every lane of a shard due in a range, each lane cut after `head` rows; `place` counts them
--- within their lane, and `head + 1` tells that there are more. Lanes are found by skipping through the due index.
-CREATE FUNCTION duecourse.bucket_rows(of_shard int, due_from bigint, due_before bigint, head int)
-RETURNS TABLE (row_id tid, place bigint)
+-- within their lane, in order, and `head + 1` tells that there are more.
+--
+-- It goes through the due index from lane to lane, and skips the rest of a lane in a bucket once it has read its first
+-- rows there. A lane that is full by then is passed over in all later buckets: short stretches of it by reading on in
+-- the index alone, long ones by a skip. So neither a lane with a million rows nor a backlog of days costs much.
+--
+-- It begins after a lane in a bucket, and stops after about `at_most` rows or steps; then the last row has no row_id
+-- and says after which lane in which bucket to go on. Each call counts places from 1.
+CREATE FUNCTION duecourse.bucket_rows(
+    of_shard int, due_from bigint, due_before bigint, head int, after_bucket int, after_lane bigint, at_most int
+) RETURNS TABLE (row_id tid, place bigint, at_bucket int, at_lane bigint)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET work_mem = '64MB'
+SET enable_sort = off
 AS $$
+DECLARE
+    stretch CONSTANT int := 256;
+    last_bucket CONSTANT int := (due_before - 1) / 10000000;
+    remaining bigint := at_most;
+    is_wanted boolean;
+    lanes bigint[] := '{}';
+    counts bigint[] := '{}';
+    filled bigint[] := '{}';
+    lane int;
+    found_now bigint;
 BEGIN
-    RETURN QUERY
-        WITH RECURSIVE lane (bucket, lane_hash) AS (
-            (
-                SELECT (t.due_time / 10000000)::int, t.lane_hash FROM duecourse.task t
-                WHERE t.shard = of_shard AND t.due_time IS NOT NULL
-                    AND (t.due_time / 10000000)::int >= due_from / 10000000
-                    AND (t.due_time / 10000000)::int <= (due_before - 1) / 10000000
-                ORDER BY t.shard, (t.due_time / 10000000)::int, t.lane_hash LIMIT 1
-            )
-            UNION ALL
-            SELECT next.bucket, next.lane_hash FROM lane CROSS JOIN LATERAL (
+    at_bucket := after_bucket;
+    at_lane := after_lane;
+    WHILE remaining > 0 LOOP
+        -- The next row of a lane that is not full, or the end of a stretch without one.
+        SELECT near.bucket, near.lane_hash, near.is_wanted INTO at_bucket, at_lane, is_wanted
+        FROM (
+            SELECT entry.bucket, entry.lane_hash, entry.lane_hash <> ALL (filled) AS is_wanted,
+                row_number() OVER () AS number
+            FROM (
                 SELECT (t.due_time / 10000000)::int AS bucket, t.lane_hash FROM duecourse.task t
                 WHERE t.shard = of_shard AND t.due_time IS NOT NULL
-                    AND ((t.due_time / 10000000)::int, t.lane_hash) > (lane.bucket, lane.lane_hash)
-                    AND (t.due_time / 10000000)::int <= (due_before - 1) / 10000000
-                ORDER BY t.shard, (t.due_time / 10000000)::int, t.lane_hash LIMIT 1
-            ) next
-        ), counted AS (
-            SELECT first.row_id, row_number() OVER (
-                PARTITION BY lane.lane_hash ORDER BY first.due_time, first.sequence
-            ) AS place
-            FROM lane CROSS JOIN LATERAL (
-                SELECT t.ctid AS row_id, t.due_time, t.sequence FROM duecourse.task t
-                WHERE t.shard = of_shard AND (t.due_time / 10000000)::int = lane.bucket AND t.due_time IS NOT NULL
-                    AND t.lane_hash = lane.lane_hash AND t.due_time >= due_from AND t.due_time < due_before
+                    AND ((t.due_time / 10000000)::int, t.lane_hash) > (at_bucket, at_lane)
+                    AND (t.due_time / 10000000)::int <= last_bucket
+                ORDER BY t.shard, (t.due_time / 10000000)::int, t.lane_hash LIMIT stretch
+            ) entry
+        ) near
+        WHERE near.is_wanted OR near.number = stretch LIMIT 1;
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+        remaining := remaining - 1;
+        CONTINUE WHEN NOT is_wanted;
+        lane := array_position(lanes, at_lane);
+        IF lane IS NULL THEN
+            lanes := lanes || at_lane;
+            counts := counts || 0::bigint;
+            lane := cardinality(lanes);
+        END IF;
+        RETURN QUERY
+            SELECT first.row_id, counts[lane] + row_number() OVER (), NULL::int, NULL::bigint FROM (
+                SELECT t.ctid AS row_id FROM duecourse.task t
+                WHERE t.shard = of_shard AND (t.due_time / 10000000)::int = at_bucket AND t.lane_hash = at_lane
+                    AND t.due_time IS NOT NULL AND t.due_time >= due_from AND t.due_time < due_before
                     AND t.state IN ('pending', 'retry_wait')
-                ORDER BY t.due_time, t.sequence LIMIT head + 1
-            ) first
-        )
-        SELECT c.row_id, c.place FROM counted c WHERE c.place <= head + 1;
+                ORDER BY t.due_time, t.sequence LIMIT head + 1 - counts[lane]
+            ) first;
+        GET DIAGNOSTICS found_now = ROW_COUNT;
+        remaining := remaining - found_now;
+        counts[lane] := counts[lane] + found_now;
+        IF counts[lane] > head THEN
+            filled := filled || at_lane;
+        END IF;
+    END LOOP;
+    row_id := NULL;
+    place := head + 2;
+    RETURN NEXT;
 END
 $$;

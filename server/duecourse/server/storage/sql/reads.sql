@@ -17,15 +17,17 @@ SELECT shard, slot_from, slot_until, coordination, epoch, holder FROM duecourse.
 
 -- name: load_held
 SELECT {task_columns}
-FROM duecourse.task t
-WHERE t.shard = ANY ($1::int[]) AND t.due_time IS NOT NULL AND t.state IN ('leased', 'running')
+FROM duecourse.held_rows($1::int[]) AS r (row_id)
+JOIN duecourse.task t ON t.ctid = r.row_id
 
 -- name: load_buckets
-SELECT {task_columns}, r.place
-FROM unnest($1::int[]) AS s (shard)
-CROSS JOIN LATERAL duecourse.bucket_rows(s.shard, $2::bigint, $3::bigint, $4::int) r
-JOIN duecourse.task t ON t.ctid = r.row_id
-ORDER BY t.shard, t.lane_hash, r.place
+SELECT {task_columns}, t.lane_hash, s.shard, r.at_bucket, r.at_lane
+FROM unnest($1::int[], $2::int[], $3::bigint[]) AS s (shard, after_bucket, after_lane)
+CROSS JOIN LATERAL duecourse.bucket_rows(
+    s.shard, $4::bigint, $5::bigint, $6::int, s.after_bucket, s.after_lane, $7::int
+) r
+LEFT JOIN duecourse.task t ON t.ctid = r.row_id
+ORDER BY r.place
 
 -- name: load_lanes
 SELECT {task_columns}, l.number::int
