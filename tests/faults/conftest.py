@@ -1,0 +1,60 @@
+"""What fault tests share: a cluster on a database of its own, a seed, and how long to go on.
+
+`DUECOURSE_FAULTS=long` asks for the long form of each; `DUECOURSE_FAULTS_SEED` repeats what a run has printed.
+"""
+
+import os
+import random
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from faults.cluster import Cluster
+
+from duecourse.cli.solo.children import Nursery
+from duecourse.server.storage.embedded import EmbeddedPostgres
+
+
+@pytest.fixture
+def is_long() -> bool:
+    """Whether there is time for the long form."""
+    return os.environ.get("DUECOURSE_FAULTS") == "long"
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest) -> random.Random:
+    """Whatever a test leaves to chance, from a seed that is shown when it fails."""
+    seed = os.environ.get("DUECOURSE_FAULTS_SEED") or secrets.token_hex(4)
+    print(f"DUECOURSE_FAULTS_SEED={seed}")
+    return random.Random(f"{seed}:{request.node.name}")
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    """Start processes of which none outlives the test."""
+    with Nursery() as one:
+        yield one
+
+
+@pytest_asyncio.fixture
+async def cluster(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres_dsn: str, nursery: Nursery, source: random.Random
+) -> AsyncIterator[Cluster]:
+    """Run one node on a database of its own; a parameter is its settings."""
+    async with Cluster(tmp_path, postgres_dsn, nursery, source, getattr(request, "param", None)) as one:
+        yield one
+
+
+@pytest_asyncio.fixture
+async def cluster_on_own_postgres(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    own_postgres: EmbeddedPostgres,
+    nursery: Nursery,
+    source: random.Random,
+) -> AsyncIterator[Cluster]:
+    """Run one node on a server of its own, to be stopped, killed or frozen; a parameter is the node's settings."""
+    async with Cluster(tmp_path, own_postgres.dsn, nursery, source, getattr(request, "param", None)) as one:
+        yield one

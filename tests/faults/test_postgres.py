@@ -1,0 +1,112 @@
+"""Faults of Postgres: restarted, killed, cut off, frozen, read-only. The node lives through all of them, unaided."""
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from faults.cluster import Cluster, children_of, frozen
+from faults.recording_client import Ask
+
+from duecourse.model import bounds
+from duecourse.server.storage.embedded import EmbeddedPostgres
+
+_DEADLINE = timedelta(seconds=20)
+OURS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'duecourse' AND datname = current_database()"
+
+
+async def _end(server: EmbeddedPostgres, how: str, postmaster: int, cluster: Cluster) -> None:
+    match how:
+        case "fast":
+            await server.stop()
+        case "immediate":
+            await server.kill()
+        case "kill -9":
+            os.kill(postmaster, signal.SIGKILL)
+            while server.is_running:
+                await cluster.clock.sleep(bounds.MILLISECOND)
+
+
+@pytest.mark.parametrize("how", ["fast", "immediate", "kill -9"])
+async def test_a_postgres_that_is_restarted_costs_nothing_but_time(
+    cluster_on_own_postgres: Cluster, own_postgres: EmbeddedPostgres, tmp_path: Path, how: str, is_long: bool
+) -> None:
+    cluster = cluster_on_own_postgres
+    node = cluster.node.child.pid
+    cluster.start_worker()
+    async with cluster.load(), cluster.client() as client:
+        for _ in range(5 if is_long else 1):
+            await cluster.recovers("the start")
+            await _end(own_postgres, how, _postmaster(tmp_path), cluster)
+            await cluster.refuses(client, _DEADLINE)
+            await own_postgres.start()
+            await cluster.recovers(f"restart, {how}")
+    await cluster.settle()
+    assert cluster.node.child.pid == node
+
+
+async def test_connections_that_are_ended_every_second_are_replaced(cluster: Cluster, is_long: bool) -> None:
+    cluster.start_worker()
+    ended = 0
+    async with cluster.load():
+        for _ in range(60 if is_long else 6):
+            await cluster.clock.sleep(bounds.SECOND)
+            ours = f"SELECT pg_terminate_backend(pid) FROM ({OURS}) ours"
+            ended += len(await cluster.store.fetch(ours))
+        assert ended > 6, "there was no connection to end"
+    await cluster.recovers("ended connections")
+    await cluster.settle()
+    left = await cluster.store.fetch(OURS)
+    assert len(left) <= 8, "connections leak"
+
+
+@pytest.mark.parametrize("who", ["the node's backends", "the whole server"])
+async def test_a_frozen_postgres_is_answered_unavailable_and_lived_through(
+    cluster_on_own_postgres: Cluster, own_postgres: EmbeddedPostgres, tmp_path: Path, who: str, is_long: bool
+) -> None:
+    cluster = cluster_on_own_postgres
+    node = cluster.node.child.pid
+    cluster.start_worker()
+    async with cluster.client() as client:
+        await cluster.recovers("the start")
+        for number in range(5 if is_long else 1):
+            await client.submit(*cluster.ask_many(f"meanwhile-{number}", 100, 8 * bounds.SECOND))
+            postmaster = _postmaster(tmp_path)
+            if who == "the whole server":
+                pids = [postmaster, *children_of(postmaster)]
+            else:
+                pids = [row["pid"] for row in await cluster.store.fetch(OURS)]
+            assert pids, "there is nothing to freeze"
+            with frozen(*pids):
+                if who == "the whole server":
+                    await cluster.refuses(client, _DEADLINE)
+                else:
+                    # New connections are taken: what was in flight may be refused, what comes later is not.
+                    await cluster.clock.sleep(6 * bounds.SECOND)
+                    await cluster.recovers("frozen backends, still frozen")
+            await cluster.recovers(f"a freeze of {who}")
+    await cluster.settle()
+    assert cluster.node.child.pid == node
+
+
+async def test_a_read_only_postgres_is_answered_unavailable_until_it_takes_writes_again(
+    cluster_on_own_postgres: Cluster,
+) -> None:
+    cluster = cluster_on_own_postgres
+    cluster.start_worker()
+    async with cluster.client() as client:
+        await client.submit(*cluster.ask_many("meanwhile", 100, 4 * bounds.SECOND))
+        await cluster.recovers("the start")
+        await cluster.store.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        await cluster.store.execute("SELECT pg_reload_conf()")
+        await cluster.refuses(client, _DEADLINE)
+        await client.submit(Ask("later"), timeout=timedelta(seconds=1))
+        await cluster.store.execute("ALTER SYSTEM RESET default_transaction_read_only")
+        await cluster.store.execute("SELECT pg_reload_conf()")
+        await cluster.recovers("read-only")
+    await cluster.settle()
+
+
+def _postmaster(folder: Path) -> int:
+    return int((folder / "own" / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])

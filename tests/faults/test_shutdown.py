@@ -1,0 +1,54 @@
+"""SIGTERM of the node: under load, twice, and before it is ready."""
+
+import signal
+
+from faults.cluster import Cluster, frozen
+from faults.test_postgres import OURS
+
+from duecourse.model import bounds
+
+
+async def test_a_node_that_is_told_to_end_drains_and_exits_0(cluster: Cluster, is_long: bool) -> None:
+    cluster.start_worker()
+    async with cluster.load():
+        for _ in range(10 if is_long else 2):
+            await cluster.recovers("the start")
+            began = cluster.clock.elapsed()
+            cluster.node.signal(signal.SIGTERM)
+            assert await cluster.node.ended() == 0
+            print(f"drained in {(cluster.clock.elapsed() - began) // bounds.MILLISECOND} ms")
+            await cluster.node.start()
+    recorded = await cluster.settle()
+    lost = [one for one in recorded.transitions if one.new and one.new.outcome == "lease_lost"]
+    assert not lost, "a drained node's worker lost its leases"
+
+
+async def test_a_second_signal_ends_a_draining_node_at_once(cluster: Cluster) -> None:
+    cluster.start_worker()
+    await cluster.recovers("the start")
+    backends = [row["pid"] for row in await cluster.store.fetch(OURS)]
+    async with cluster.load():
+        with frozen(*backends):
+            await cluster.clock.sleep(bounds.SECOND)
+            cluster.node.signal(signal.SIGTERM)
+            while "node_draining" not in cluster.node.end_of_log():
+                await cluster.clock.sleep(5 * bounds.MILLISECOND)
+            assert cluster.node.child.is_running, "there was nothing to wait for"
+            cluster.node.signal(signal.SIGTERM)
+            assert await cluster.node.ended(bounds.SECOND) == -signal.SIGTERM
+        await cluster.node.start()
+        await cluster.recovers("a second signal")
+    await cluster.settle()
+
+
+async def test_a_node_that_is_told_to_end_while_it_starts_never_hangs(cluster: Cluster, is_long: bool) -> None:
+    cluster.start_worker()
+    cluster.node.kill()
+    for _ in range(40 if is_long else 6):
+        cluster.node.spawn()
+        await cluster.clock.sleep(cluster.source.randrange(1_500 * bounds.MILLISECOND))
+        cluster.node.signal(signal.SIGTERM)
+        assert await cluster.node.ended() in (0, -signal.SIGTERM)
+    await cluster.node.start()
+    await cluster.recovers("starts that were broken off")
+    await cluster.settle()
