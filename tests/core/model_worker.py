@@ -41,7 +41,7 @@ class Beat:
 
 @dataclass(slots=True)
 class Wanted:
-    """Down: asks for what is held; with terms, it tells that they have begun."""
+    """Down: asks for what is held; with terms, it tells that they have begun. Request 0: welcome."""
 
     request: int
     terms: dict[ShardId, Epoch]
@@ -154,7 +154,6 @@ class Worker:
         holder = Holder(stream_id, "default", self.name, self.incarnation, now)
         stream = self.streams[node.name] = Stream(holder, self, node)
         stream.say(Up("hello", held=self._listed()), now)
-        self.list_held(stream, 0, now)
         return stream
 
     def receive(self, stream: Stream, now: Micros) -> None:
@@ -174,8 +173,7 @@ class Worker:
             case Wanted():
                 for shard, epoch in message.terms.items():
                     self._learn(shard, epoch, stream)
-                if message.request:
-                    self.list_held(stream, message.request, now)
+                self.list_held(stream, message.request, now)
             case Told():
                 self._told(stream, message, now)
 
