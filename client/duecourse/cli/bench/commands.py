@@ -73,7 +73,7 @@ def throughput(
     in_flight: InFlight = 8,
     payload: Payload = 200,
     workers: Workers = 1,
-    slots: Slots = 2_000,
+    slots: Slots = 1_000,
     repeat: Repeat = 1,
     address: Address = None,
     store: Store = "postgres",
@@ -109,7 +109,7 @@ def lateness(
     batch: Batch = 100,
     payload: Payload = 200,
     workers: Workers = 1,
-    slots: Slots = 2_000,
+    slots: Slots = 1_000,
     repeat: Repeat = 1,
     address: Address = None,
     store: Store = "postgres",
@@ -142,7 +142,7 @@ def pending(
     in_flight: InFlight = 8,
     payload: Payload = 200,
     workers: Workers = 1,
-    slots: Slots = 2_000,
+    slots: Slots = 1_000,
     repeat: Repeat = 1,
     nodes: Nodes = 1,
     coordination: Coordination = "solo",
@@ -186,7 +186,7 @@ def _setup(
     batch: int = 100,
     in_flight: int = 8,
     workers: int = 1,
-    slots: int = 2_000,
+    slots: int = 1_000,
 ) -> "Setup":
     """Check what is asked for together; a cluster that cannot be started is refused."""
     from duecourse.cli.bench.laboratory import Setup

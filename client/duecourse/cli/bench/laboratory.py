@@ -36,7 +36,7 @@ class Setup:
     store: str = "postgres"
     payload_bytes: int = 200
     workers: int = 1
-    slots: int = 2_000
+    slots: int = 1_000
     batch: int = 100
     in_flight: int = 8
 
