@@ -99,6 +99,12 @@ class TestRunning:
         machine.record(token_of("t"))
         assert machine.protocol.is_idle
 
+    def test_a_payload_is_not_kept_until_its_outcome_is_recorded(self, machine: Machine) -> None:
+        machine.assign(assignment("t", payload=b"x"))
+        attempt = machine.running["t"]
+        machine.end("t")
+        assert attempt.assignment.task.payload == b""
+
     def test_outcomes_of_one_turn_share_a_message_and_credit_follows_them(self, machine: Machine) -> None:
         machine.assign(*[assignment(f"t{i}") for i in range(4)])
         machine.flush()

@@ -72,6 +72,7 @@ class Returned:
 
 Outcome = Success | Failed | Returned
 RETURNED: Final = Returned()
+NO_ASSIGNMENT: Final = wire.Assignment()
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +87,7 @@ class Attempt:
     address: str
     """The node that it came from."""
     assignment: wire.Assignment
+    """With the payload; `NO_ASSIGNMENT` once it has ended."""
     lease: Micros
     counts_from: Micros
     """When the lease's time began, as far as its own assignment and streams that have ended tell."""

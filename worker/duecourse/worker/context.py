@@ -18,10 +18,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class TaskContext:
     """One attempt at a task, as its handler sees it. May be used from the handler's thread."""
 
-    __slots__ = ("_attempt", "_clock", "_task", "cancelled", "lease_lost")
+    __slots__ = ("_assignment", "_attempt", "_clock", "_task", "cancelled", "lease_lost")
 
     def __init__(self, attempt: Attempt, clock: Clock) -> None:
         self._attempt = attempt
+        self._assignment = attempt.assignment
         self._task = attempt.assignment.task
         self._clock = clock
         self.cancelled = Flag()
@@ -77,7 +78,7 @@ class TaskContext:
     @property
     def attempt(self) -> int:
         """The number of this attempt, from 1."""
-        return self._attempt.assignment.attempt
+        return self._assignment.attempt
 
     @property
     def uid(self) -> UUID:
@@ -92,7 +93,7 @@ class TaskContext:
     @property
     def fencing_token(self) -> int:
         """Grows with every attempt of this task: a destination that remembers the highest can refuse older ones."""
-        return self._attempt.assignment.fencing_token
+        return self._assignment.fencing_token
 
     @property
     def deadline(self) -> float | None:

@@ -11,7 +11,7 @@ from typing import Final
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.v1 import worker_service_pb2 as pb
-from duecourse.worker.attempt import Attempt, Outcome, Phase, Success
+from duecourse.worker.attempt import NO_ASSIGNMENT, Attempt, Outcome, Phase, Success
 from duecourse.worker.node_stream import NodeStream
 from duecourse.worker.terms import Terms
 
@@ -43,6 +43,7 @@ class Outcomes:
         """End an attempt, and queue its outcome."""
         attempt.phase = Phase.ENDED
         attempt.outcome = outcome
+        attempt.assignment = NO_ASSIGNMENT
         self.unrecorded[attempt.token] = attempt
         if type(outcome) is Success:
             self._bytes += len(outcome.result)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Never
 
 import grpc
@@ -91,7 +92,19 @@ class Pump:
             while True:
                 if await self._converse(channel):
                     delays = backoff.delays(FIRST_RECONNECT, LONGEST_RECONNECT, source)
-                await self._clock.sleep(next(delays))
+                await self._pause(channel, next(delays), source.randrange(FIRST_RECONNECT))
+
+    async def _pause(self, channel: Channel, delay: Micros, spread: Micros) -> None:
+        """Wait before the stream is opened again; no longer than it takes a node that was away to be there again."""
+        if channel.get_state() is grpc.ChannelConnectivity.READY:
+            await self._clock.sleep(delay)
+            return
+        # The channel itself tries to connect again and again, a second apart at most.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay / bounds.SECOND):
+                await channel.channel_ready()
+        # Not all workers at once.
+        await self._clock.sleep(spread)
 
     async def _converse(self, channel: Channel) -> bool:
         """Hold one stream until it ends; tell whether the node had welcomed it."""
