@@ -6,6 +6,8 @@ longer than a second. A shard that fails in a way that nobody foresaw ends its o
 """
 
 import asyncio
+import heapq
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +31,7 @@ from duecourse.timing.clock import Clock
 _log = logs.get("shards.loop")
 
 _MATCHES_PER_TURN = 2_048
+_NEVER: Micros = 2**63
 _TICK: Micros = bounds.LONGEST_SLEEP // 2
 
 
@@ -93,6 +96,14 @@ class Loop:
         self._inbox: list[tuple[Shard, Event]] = []
         self._wake = asyncio.Event()
         self._next_tick = 0
+        self._touched: dict[Shard, None] = {}
+        """Shards that handled something in this turn: only of these can anything have become due earlier."""
+        self._agenda: list[tuple[Micros, int, Shard]] = []
+        """A heap of (due time, entry number, shard): when a task is due next, valid where `_armed` says the same."""
+        self._entries = itertools.count()
+        self._armed: dict[Shard, Micros] = {}
+        self._waiting: set[Shard] = set()
+        """Shards with a cancellation that has to be answered in time."""
         self._streams: Streams
         self._lanes: Lanes
         self._reads: Reading
@@ -207,6 +218,8 @@ class Loop:
         is_led = self.shards.get(number) is shard
         if is_led:
             del self.shards[number]
+            self._armed.pop(shard, None)
+            self._waiting.discard(shard)
             shard.close(out)
         for origin, answer in out.answers:
             self._resolve(origin, answer)
@@ -252,12 +265,28 @@ class Loop:
         out.unmatched = []
         if self.is_granting:
             self._match(now, out)
-        for shard in self.shards.values():
-            if shard.near.is_low:
-                shard.collect_loads(out)
+        self._arm(out)
         self._carry_out(out)
 
+    def _arm(self, out: Effects) -> None:
+        """Look at what was touched: lanes that run low, and what is due next."""
+        for shard in self._touched:
+            if self.shards.get(shard.fence.shard) is not shard:
+                continue
+            if shard.near.is_low:
+                shard.collect_loads(out)
+            next_due = shard.near.next_due()
+            if next_due is not None and next_due < self._armed.get(shard, _NEVER):
+                self._armed[shard] = next_due
+                heapq.heappush(self._agenda, (next_due, next(self._entries), shard))
+            if shard.next_wait() is not None:
+                self._waiting.add(shard)
+            else:
+                self._waiting.discard(shard)
+        self._touched.clear()
+
     def _handle(self, shard: Shard, event: Event, now: Now, out: Effects) -> None:
+        self._touched[shard] = None
         try:
             shard.handle(event, now, out)
         except Exception:
@@ -269,20 +298,21 @@ class Loop:
             self._fail(shard, unsent)
 
     def _tick(self, now: Now, out: Effects) -> None:
-        is_due = now.elapsed >= self._next_tick
-        if is_due:
+        due = set()
+        agenda = self._agenda
+        while agenda and agenda[0][0] <= now.earliest:
+            due_time, _, shard = heapq.heappop(agenda)
+            if self._armed.get(shard) == due_time:
+                del self._armed[shard]
+                due.add(shard)
+        due.update(shard for shard in self._waiting if (shard.next_wait() or 0) <= now.elapsed)
+        if now.elapsed >= self._next_tick:
             self._metrics.loop_lag.observe(now.elapsed - self._next_tick if self._next_tick else 0)
             self._next_tick = now.elapsed + _TICK
+            due.update(self.shards.values())
         tick = Tick()
-        for shard in list(self.shards.values()):
-            next_due = shard.near.next_due()
-            next_wait = shard.next_wait()
-            if (
-                is_due
-                or (next_due is not None and next_due <= now.earliest)
-                or (next_wait is not None and next_wait <= now.elapsed)
-            ):
-                self._handle(shard, tick, now, out)
+        for shard in sorted(due, key=lambda shard: shard.fence.shard):
+            self._handle(shard, tick, now, out)
 
     def _match(self, now: Now, out: Effects) -> None:
         matches = list(self.matcher.match(now.earliest, _MATCHES_PER_TURN))
@@ -348,11 +378,8 @@ class Loop:
     def _until_next(self) -> Micros:
         now = self.clock.now()
         wait = min(self._next_tick - now.elapsed, bounds.LONGEST_SLEEP)
-        for shard in self.shards.values():
-            next_due = shard.near.next_due()
-            if next_due is not None and next_due - now.earliest < wait:
-                wait = next_due - now.earliest
-            next_wait = shard.next_wait()
-            if next_wait is not None and next_wait - now.elapsed < wait:
-                wait = next_wait - now.elapsed
+        if self._agenda:
+            wait = min(wait, self._agenda[0][0] - now.earliest)
+        for shard in self._waiting:
+            wait = min(wait, (shard.next_wait() or 0) - now.elapsed)
         return max(0, wait)
