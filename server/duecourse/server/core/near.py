@@ -16,7 +16,8 @@ itself. Loads may bring tasks that have changed since: every write compares the 
 """
 
 import heapq
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 from duecourse.model.instants import Micros
 from duecourse.server.core import lifecycle
@@ -29,12 +30,13 @@ _DUE_SLACK = 1_024
 class Head:
     """The first tasks of one lane."""
 
-    __slots__ = ("cursor", "is_loading", "lane", "left_out", "tasks", "version")
+    __slots__ = ("_versions", "cursor", "is_loading", "lane", "left_out", "tasks", "version")
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, versions: Iterator[int]) -> None:
         self.lane = lane
         self.tasks: set[Task] = set()
         self.cursor: DueKey | None = None
+        self._versions = versions
         self.version = 0
         self.is_loading = False
         self.left_out: DueKey | None = None
@@ -54,7 +56,7 @@ class Head:
     def move_cursor(self, cursor: DueKey | None) -> None:
         """Set the cursor; a read that runs is outdated."""
         self.cursor = cursor
-        self.version += 1
+        self.version = next(self._versions)
         self.is_loading = False
         self.left_out = None
 
@@ -80,6 +82,8 @@ class Near:
         self._due: list[tuple[Micros, int, Task]] = []
         self._due_bound = _DUE_SLACK
         self._low: set[Head] = set()
+        self._versions = itertools.count(1)
+        """One for all heads: a read for a head that is gone must not be taken for one of the lane's next head."""
 
     def place(self, task: Task, ready: list[Task], due_before: Micros) -> None:
         """Take a waiting task in, if it is near and its lane's head admits it; `ready` gets it if it is due already.
@@ -95,7 +99,7 @@ class Near:
             return
         head = self.heads.get(task.lane)
         if head is None:
-            head = self.heads[task.lane] = Head(task.lane)
+            head = self.heads[task.lane] = Head(task.lane, self._versions)
         elif head.cursor is not None and not head.admits(DueKey(due_time, task.sequence)):
             return
         self.tasks[task.key] = task
@@ -190,7 +194,7 @@ class Near:
         """Note that a lane is complete only up to a key."""
         head = self.heads.get(lane)
         if head is None:
-            head = self.heads[lane] = Head(lane)
+            head = self.heads[lane] = Head(lane, self._versions)
         if head.cursor is not None and head.cursor <= cursor:
             head.leave_out(DueKey(cursor.due_time, cursor.sequence + 1))
             return
