@@ -1,33 +1,15 @@
-"""Waiting for a condition, with a limit, and running services for as long as a test needs them."""
+"""Waiting for a condition, with a limit: never for a duration."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from duecourse.model import bounds
-from duecourse.model.instants import Micros
 from duecourse.timing.clock import SystemClock
 
-_POLL = 5 * bounds.MILLISECOND
-_clock = SystemClock()
 
-
-async def until(condition: Callable[[], object], limit: Micros = 10 * bounds.SECOND) -> Micros:
-    """Wait until a condition holds, and return how long that took."""
-    start = _clock.elapsed()
-    while not condition():
-        waited = _clock.elapsed() - start
-        assert waited < limit, f"not within {limit / bounds.SECOND} s"
-        await _clock.sleep(_POLL)
-    return _clock.elapsed() - start
-
-
-@asynccontextmanager
-async def running(*services: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
-    """Run services that do not end by themselves."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(service) for service in services]
-        yield
-        for task in tasks:
-            task.cancel()
+async def until(condition: Callable[[], Awaitable[object]], within_seconds: float = 30) -> None:
+    """Return once an asynchronous condition holds; raise TimeoutError if it does not in time."""
+    clock = SystemClock()
+    async with asyncio.timeout(within_seconds):
+        while not await condition():
+            await clock.sleep(10 * bounds.MILLISECOND)

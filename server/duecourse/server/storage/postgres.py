@@ -78,7 +78,8 @@ _SETTINGS: Final = {
     "jit": "off",
 }
 _WRITE_SETTINGS: Final = {**_SETTINGS, "statement_timeout": "1s", "lock_timeout": "800ms"}
-_READ_SETTINGS: Final = {**_SETTINGS, "statement_timeout": "10s"}
+# Every read looks rows up; a plan made while the table was small must not go through all of it later.
+_READ_SETTINGS: Final = {**_SETTINGS, "statement_timeout": "10s", "enable_seqscan": "off"}
 
 
 class PostgresStore:
@@ -87,8 +88,10 @@ class PostgresStore:
     name = "postgres"
     is_durable = True
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, commit_timeout: Micros = bounds.COMMIT_TIMEOUT) -> None:
+        """Prepare for the database at `dsn`; a commit without an answer for `commit_timeout` is unknown."""
         self._dsn = dsn
+        self._commit_timeout = commit_timeout
         self._known_queues: set[Queue] = set()
         self._commits = self._writes = self._reads = Connections(dsn, 1, 0, {})
 
@@ -105,8 +108,8 @@ class PostgresStore:
             raise StoreUnavailable(str(error)) from error
         durability = {"synchronous_commit": "on"} if synchronous_commit in _WEAK_COMMITS else {}
         writing = {**_WRITE_SETTINGS, **durability}
-        self._commits = Connections(self._dsn, _COMMIT_CONNECTIONS, bounds.COMMIT_TIMEOUT, writing)
-        self._writes = Connections(self._dsn, _WRITE_CONNECTIONS, bounds.COMMIT_TIMEOUT, writing)
+        self._commits = Connections(self._dsn, _COMMIT_CONNECTIONS, self._commit_timeout, writing)
+        self._writes = Connections(self._dsn, _WRITE_CONNECTIONS, self._commit_timeout, writing)
         self._reads = Connections(self._dsn, _READ_CONNECTIONS, _READ_TIMEOUT, _READ_SETTINGS)
 
     async def close(self) -> None:
