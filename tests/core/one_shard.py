@@ -106,10 +106,20 @@ class OneShard:
     # What happens to it.
 
     def submit(
-        self, task_id: str = "task", delay: Micros = 0, policy: Policy | None = None, fingerprint: bytes = b"same"
+        self, task_id: str = "task", delay: Micros = 0, policy: Policy = POLICY, fingerprint: bytes = b"same"
     ) -> Answer:
-        submission = a_submission(task_id, delay=delay, policy=policy or POLICY, fingerprint=fingerprint)
-        return self.ask(events.Submit([(submission, origin := object())]), origin)
+        answer = self.answer(self.submit_only(task_id, delay, policy, fingerprint))
+        assert answer is not None, "not answered"
+        return answer
+
+    def submit_only(
+        self, task_id: str = "task", delay: Micros = 0, policy: Policy = POLICY, fingerprint: bytes = b"same"
+    ) -> object:
+        """Submit a task; returns the origin, whose answer may come later."""
+        origin = object()
+        submission = a_submission(task_id, delay=delay, policy=policy, fingerprint=fingerprint)
+        self.handle(events.Submit([(submission, origin)]))
+        return origin
 
     def cancel(
         self,
@@ -124,12 +134,6 @@ class OneShard:
         key = TaskKey("default", task_id)
         self.handle(events.Cancel(key, request_id, fingerprint, revision, wait, origin))
         return origin
-
-    def ask(self, event: events.Event, origin: Any) -> Answer:
-        self.handle(event)
-        answer = self.answer(origin)
-        assert answer is not None, "not answered"
-        return answer
 
     def answer(self, origin: Any) -> Answer | None:
         """Return what an origin was answered."""

@@ -627,14 +627,16 @@ class Shard:
         holder = lease.holder
         if now.elapsed >= lease.expires_at():
             self._lose(task, AttemptOutcome.LEASE_LOST, None, None, now, out)
+        elif holder is None:
+            return  # Its worker was not heard yet, and may know how the attempt ended: time-outs wait for that.
         elif lease.stop_asked_at is not None:
             if now.elapsed >= lease.stop_asked_at + bounds.STOP_GRACE:
                 self._lose(task, AttemptOutcome.TIMED_OUT, None, None, now, out)
         elif now.elapsed >= lease.timeout_at:
             lease.stop_asked_at = now.elapsed
-            if holder is not None and holder.is_open:
+            if holder.is_open:
                 out.stops.append((holder, lease.token, StopReason.TIMED_OUT))
-        elif holder is not None and holder.renewed_at >= lease.stored_at + lease.duration:
+        elif holder.renewed_at >= lease.stored_at + lease.duration:
             lease.stored_at = now.elapsed
             self._update(task, lifecycle.renewed(task.progress, now.latest, self.fence, None), None, out)
 
