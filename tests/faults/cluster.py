@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, Self
@@ -167,12 +167,10 @@ class Cluster:
         """Make a client; it asks again for as long as the time-out allows."""
         return RecordingClient(self.node.address, self._histories, f"{next(self._names)}", timeout)
 
-    def ask_many(self, prefix: str, count: int, within: Micros, *, seconds: float = 0) -> list[Ask]:
-        """Ask for tasks that are due at random times from now on."""
-        now = self.clock.now().latest
-        return [
-            Ask(f"{prefix}-{index}", now + self.source.randrange(within), seconds=seconds) for index in range(count)
-        ]
+    def ask_many(self, prefix: str, count: int, within: Micros, *, after: Micros = 0) -> list[Ask]:
+        """Ask for tasks that are due at random times, `after` so long and within so long of that."""
+        begin = self.clock.now().latest + after
+        return [Ask(f"{prefix}-{index}", begin + self.source.randrange(within)) for index in range(count)]
 
     @asynccontextmanager
     async def load(self, *, batch: int = 20, pause: Micros = 100 * bounds.MILLISECOND) -> AsyncIterator[None]:
@@ -262,16 +260,19 @@ def frozen(*pids: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+def parent_of(pid: int) -> int:
+    """Return who started a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def children_of(pid: int) -> Iterator[int]:
     """Yield the processes that a process started."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, ValueError):
-                continue
-            if parent == pid:
-                yield int(entry.name)
+            # It may end while it is looked at.
+            with suppress(OSError):
+                if parent_of(int(entry.name)) == pid:
+                    yield int(entry.name)
 
 
 def _free_port() -> int:

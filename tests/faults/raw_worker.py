@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 import grpc
@@ -71,5 +71,8 @@ class RawWorker:
         )
 
     async def status(self) -> grpc.StatusCode:
-        """Wait until the node has ended the stream, and return how."""
+        """Read until the node has ended the stream, and return how."""
+        with suppress(grpc.aio.AioRpcError):
+            while await self._call.read() is not grpc.aio.EOF:
+                pass
         return await self._call.code()
