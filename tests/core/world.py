@@ -256,6 +256,7 @@ class World:
             all(origin.answers for origin in self.origins if origin.key == key)
             and not any(key in shard._busy for node in self.nodes for shard in node.shards.values())
             and not any(isinstance(request, events.End) and request.key == key for request in requests)
+            and not any(node.inbox for node in self.nodes)
             and not any(held.key == key for worker in self.workers for held in worker.held.values())
         )
 
