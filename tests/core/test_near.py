@@ -370,3 +370,17 @@ def _drain(world: NearWorld) -> None:
     assert not world.stored
     assert not world.near.tasks
     assert not world.near.heads
+
+
+def test_heads_that_are_limited_keep_their_first_tasks_and_lose_none() -> None:
+    world = NearWorld(head=8)
+    tasks = [world.add(START + n) for n in range(16)]
+    for task in reversed(tasks):
+        world.place(task)
+    assert len(world.near.tasks) == 16
+
+    world.near.limit_heads(2)
+
+    assert sorted(due_key(task) for task in world.near.tasks.values()) == [due_key(task) for task in tasks[:2]]
+    assert world.near.heads[LANE].cursor == due_key(tasks[1])
+    assert not world.near.is_complete_up_to(tasks[2])

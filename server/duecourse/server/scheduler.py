@@ -66,7 +66,7 @@ class Scheduler:
         self._clock = clock
         self._metrics = metrics
         self._is_draining = False
-        self.loop = loop = Loop(clock, len(rows), options.lease, metrics, failpoints)
+        self.loop = loop = Loop(clock, len(rows), options.lease, options.head, metrics, failpoints)
         shard_options = ShardOptions(options.node_id, options.lease, options.heartbeat, options.head)
         self.terms = terms = Terms(store, loop, leadership, shard_options, options.horizon, metrics)
         self.lanes = lanes = CommitLanes(

@@ -114,7 +114,7 @@ class Near:
             if len(self._due) > self._due_bound:
                 self._drop_outdated()
         if len(head.tasks) > 2 * self.head:
-            self._cut(head)
+            self._cut(head, self.head)
 
     def take(self, task: Task) -> None:
         """Take a task out: it is about to change."""
@@ -204,6 +204,13 @@ class Near:
             self._forget(task)
         self._settle(head)
 
+    def limit_heads(self, head: int) -> None:
+        """Keep so many tasks of a lane from now on."""
+        if head < self.head:
+            for oversized in [kept for kept in self.heads.values() if len(kept.tasks) > 2 * head]:
+                self._cut(oversized, head)
+        self.head = head
+
     def clear(self) -> None:
         """Forget everything; the matcher passes over what it still has of it."""
         for task in self.tasks.values():
@@ -211,10 +218,10 @@ class Near:
         self.tasks.clear()
         self.heads.clear()
 
-    def _cut(self, head: Head) -> None:
+    def _cut(self, head: Head, kept: int) -> None:
         ordered = sorted(head.tasks, key=due_key)
-        head.move_cursor(due_key(ordered[self.head - 1]))
-        for task in ordered[self.head :]:
+        head.move_cursor(due_key(ordered[kept - 1]))
+        for task in ordered[kept:]:
             head.tasks.discard(task)
             self._forget(task)
 

@@ -82,7 +82,15 @@ class Reading(Protocol):
 class Loop:
     """See the module's docstring. Implements `streams.Port`."""
 
-    def __init__(self, clock: Clock, shard_count: int, lease: Micros, metrics: Metrics, failpoints: Failpoints) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        shard_count: int,
+        lease: Micros,
+        head: int,
+        metrics: Metrics,
+        failpoints: Failpoints,
+    ) -> None:
         self.shards: dict[ShardId, Shard] = {}
         """The shards that this node leads and has loaded."""
         self.clock = clock
@@ -91,6 +99,7 @@ class Loop:
         self.last_turn = clock.elapsed()
         self._shard_count = shard_count
         self._lease = lease
+        self._head = head
         self._metrics = metrics
         self._failpoints = failpoints
         self._inbox: list[tuple[Shard, Event]] = []
@@ -310,9 +319,18 @@ class Loop:
             self._metrics.loop_lag.observe(now.elapsed - self._next_tick if self._next_tick else 0)
             self._next_tick = now.elapsed + _TICK
             due.update(self.shards.values())
+            self._share_memory()
         tick = Tick()
         for shard in sorted(due, key=lambda shard: shard.fence.shard):
             self._handle(shard, tick, now, out)
+
+    def _share_memory(self) -> None:
+        """Give every lane's head its share of what all heads together may hold: they shrink as lanes become many."""
+        heads = sum(len(shard.near.heads) for shard in self.shards.values())
+        head = max(bounds.MIN_HEAD, min(self._head, bounds.HEADS_BUDGET // (2 * heads + 1)))
+        for shard in self.shards.values():
+            if shard.near.head != head:
+                shard.near.limit_heads(head)
 
     def _match(self, now: Now, out: Effects) -> None:
         matches = list(self.matcher.match(now.earliest, _MATCHES_PER_TURN))
