@@ -325,7 +325,8 @@ class Shard:
             elif lease is not None:
                 self._adopt(lease, event, has_started, now, out)
             elif key is not None:
-                out.lost.append((holder, token))
+                one = Hold(holder, {token: (key, has_started)}, event.last_assignments, is_complete=False)
+                self._look_for(token, key, one, out)
         if not event.is_complete:
             return
         for lease in list(self.leases.values()):
@@ -333,6 +334,13 @@ class Shard:
                 continue
             if lease.task.key not in self._busy:
                 self._unsent(lease, event, now, out)
+
+    def _look_for(self, token: bytes, key: TaskKey, event: Hold, out: Effects) -> None:
+        """Say that a lease is lost only after a read: a replaced leader does not know what its successor has granted."""
+        if key in self._fresh:
+            out.lost.append((event.holder, token))
+        else:
+            self._read(key, event, out)
 
     def _adopt(self, lease: Lease, event: Hold, has_started: bool, now: Now, out: Effects) -> None:
         if lease.holder is not event.holder:
