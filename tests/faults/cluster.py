@@ -141,8 +141,9 @@ class Cluster:
         self._workers = histories.WorkersSoFar(self._histories)
         settings = dict(settings or {})
         self._failpoints = settings.pop("failpoints", "").split()
-        node_settings = {"postgres_dsn": dsn, "store": "postgres", "node_id": "node-1", **settings}
-        self.node = NodeProcess(nursery, folder / "node-1.log", node_settings)
+        self._settings = {"postgres_dsn": dsn, "store": "postgres", **settings}
+        self.nodes: list[NodeProcess] = []
+        self.node = self.add_node()
 
     async def __aenter__(self) -> Self:
         self._histories.mkdir(parents=True)
@@ -156,16 +157,25 @@ class Cluster:
 
     # Who takes part.
 
+    def add_node(self) -> NodeProcess:
+        """Have one more node, which is not started yet; workers that start later connect to it too."""
+        name = f"node-{len(self.nodes) + 1}"
+        node = NodeProcess(self._nursery, self.folder / f"{name}.log", {"node_id": name, **self._settings})
+        self.nodes.append(node)
+        return node
+
     def start_worker(self, name: str = "worker", *, slots: int = 50, queue: str = "default") -> Child:
         """Start a worker; one of the same name is another incarnation of it."""
         file = self._histories / f"workers-{name}-{next(self._names)}.jsonl"
-        command = [sys.executable, "-m", "faults.worker_process", self.node.address, str(file), name, queue, str(slots)]
+        addresses = ",".join(node.address for node in self.nodes)
+        command = [sys.executable, "-m", "faults.worker_process", addresses, str(file), name, queue, str(slots)]
         environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
         return self._nursery.spawn(name, command, environment=environment, output=self.folder / f"{name}.log")
 
     def client(self, timeout: timedelta = timedelta(seconds=60)) -> RecordingClient:
         """Make a client; it asks again for as long as the time-out allows."""
-        return RecordingClient(self.node.address, self._histories, f"{next(self._names)}", timeout)
+        others = [node.address for node in self.nodes if node is not self.node]
+        return RecordingClient([self.node.address, *others], self._histories, f"{next(self._names)}", timeout)
 
     def ask_many(self, prefix: str, count: int, within: Micros, *, after: Micros = 0) -> list[Ask]:
         """Ask for tasks that are due at random times, `after` so long and within so long of that."""
@@ -184,7 +194,7 @@ class Cluster:
                 await client.submit(*self.ask_many(f"load-{number}", batch, 2 * bounds.SECOND))
                 await self.clock.sleep(pause)
 
-        async with self.client() as client, asyncio.TaskGroup() as group:
+        async with self.client(timedelta(seconds=10)) as client, asyncio.TaskGroup() as group:
             group.create_task(submit(client), name="load")
             try:
                 yield

@@ -17,10 +17,21 @@ from duecourse.cli.solo.children import Nursery
 from duecourse.server.storage.embedded import EmbeddedPostgres
 
 
+_IS_LONG = os.environ.get("DUECOURSE_FAULTS") == "long"
+_LONG_SECONDS = 1_800
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give long forms their time."""
+    for item in items:
+        if _IS_LONG and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(_LONG_SECONDS))
+
+
 @pytest.fixture
 def is_long() -> bool:
     """Whether there is time for the long form."""
-    return os.environ.get("DUECOURSE_FAULTS") == "long"
+    return _IS_LONG
 
 
 @pytest.fixture

@@ -42,9 +42,9 @@ class Ask:
 class RecordingClient:
     """Submits and cancels through the SDK; a status that tells of a fault in the server is raised."""
 
-    def __init__(self, address: str, folder: Path, name: str, timeout: timedelta) -> None:
-        self._address = address
-        self._client = sdk.Client(address, timeout=timeout)
+    def __init__(self, addresses: Sequence[str], folder: Path, name: str, timeout: timedelta) -> None:
+        self._address = addresses[0]
+        self._client = sdk.Client(addresses, timeout=timeout)
         self._name = name
         self._file = os.open(folder / f"clients-{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._calls = itertools.count(1)
@@ -78,7 +78,7 @@ class RecordingClient:
         return list(results)
 
     async def submit_once(self, ask: Ask, deadline: timedelta) -> grpc.StatusCode:
-        """Submit a task by one bare call, without the SDK's patience, and return its status."""
+        """Submit a task by one bare call to the first node, without the SDK's patience, and return its status."""
         call = self._invoke("submit", ask.task_id, ask.run_at, ask.max_attempts)
         request = task_service_pb2.SubmitTaskRequest()
         requests.write_task(request.task, _new_task(ask))

@@ -50,7 +50,8 @@ async def test_a_worker_goes_on_by_itself_when_the_scheduler_was_away(cluster: C
     running = [f"running-{number}" for number in range(10)]
     async with cluster.client() as client:
         now = cluster.clock.now().latest
-        await client.submit(*[Ask(task_id, seconds=away / bounds.SECOND + 3) for task_id in running])
+        seconds = 5 if is_long else away / bounds.SECOND + 3
+        await client.submit(*[Ask(task_id, seconds=seconds) for task_id in running])
         await client.submit(*[Ask(f"due-{number}", now + number * away // 50) for number in range(50)])
         await cluster.until_started(*running)
     cluster.node.kill()
