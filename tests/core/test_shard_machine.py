@@ -1,12 +1,17 @@
 """The core against everything that can happen around it, in any order: Hypothesis looks for an order that breaks it.
 
-`DUECOURSE_LONG=1` looks for long, at random; without it the same orders are tried each time, in seconds.
+Two ways of looking: Hypothesis, which finds the shortest order that breaks something; and random walks, which take
+likely steps more often and so go deeper. `DUECOURSE_LONG=1` looks for long, at random; without it the same orders are
+tried each time, in seconds.
 """
 
+import inspect
 import os
-from collections.abc import Sequence
-from typing import TypeVar
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+import pytest
 from core.builders import START, a_lane, a_submission
 from core.model_node import Commit, Node, Read, shard_of
 from core.model_worker import Held, Stream, Up, Worker
@@ -248,13 +253,13 @@ class ShardMachine(RuleBasedStateMachine):
         if found is not None:
             found[0].conclude(found[1], OutcomeKind.RETURNED, b"returned")
 
-    @rule(pick=picks, stream=picks, wait=st.sampled_from((None, 0, bounds.SECOND)))
-    def send_outcome(self, pick: int, stream: int, wait: Micros | None) -> None:
+    @rule(pick=picks, stream=picks, retry_after=st.sampled_from((None, 0, bounds.SECOND)))
+    def send_outcome(self, pick: int, stream: int, retry_after: Micros | None) -> None:
         found = _pick([entry for entry in self._held() if entry[1].outcome is not None], pick)
         if found is not None:
             on = _pick([stream for stream in found[0].streams.values() if stream.is_usable], stream)
             if on is not None:
-                self.world.send_outcome(found[0], found[1], on, wait)
+                self.world.send_outcome(found[0], found[1], on, retry_after)
 
     @rule(pick=picks)
     def beat(self, pick: int) -> None:
@@ -323,10 +328,84 @@ _is_long = bool(os.environ.get("DUECOURSE_LONG"))
 
 TestShardMachine = ShardMachine.TestCase
 TestShardMachine.settings = settings(
-    max_examples=4_000 if _is_long else 150,
-    stateful_step_count=120 if _is_long else 60,
+    max_examples=4_000 if _is_long else 100,
+    stateful_step_count=120 if _is_long else 50,
     deadline=None,
     derandomize=not _is_long,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+
+WEIGHTS = {
+    "submit": 3.0,
+    "cancel": 2.0,
+    "purge": 0.5,
+    "turn": 2.0,
+    "send": 3.0,
+    "apply": 3.0,
+    "apply_late": 1.0,
+    "answer": 3.0,
+    "lose": 0.3,
+    "refuse": 0.3,
+    "take": 0.3,
+    "take_again": 1.0,
+    "load": 2.0,
+    "check_terms": 1.0,
+    "look": 2.0,
+    "bring": 2.0,
+    "audit": 0.5,
+    "flow": 2.0,
+    "add_worker": 1.0,
+    "open": 0.5,
+    "credit": 1.5,
+    "hear": 3.0,
+    "receive": 3.0,
+    "start": 2.0,
+    "say_started": 0.5,
+    "finish": 2.0,
+    "give_back": 1.0,
+    "send_outcome": 2.0,
+    "beat": 1.5,
+    "close": 0.5,
+    "crash": 0.2,
+    "lie": 0.3,
+    "advance": 2.0,
+    "freeze": 0.3,
+}
+DRAWS: dict[str, Callable[[random.Random], Any]] = {
+    "ids": lambda rng: [rng.choice(IDS) for _ in range(rng.randint(1, 6))],
+    "task_id": lambda rng: rng.choice(IDS),
+    "request_id": lambda rng: rng.choice(("", "", "one", "two")),
+    "retry_after": lambda rng: rng.choice((None, 0, bounds.SECOND)),
+    "credit": lambda rng: rng.randint(-4, 4),
+    "count": lambda rng: rng.randint(1, 4),
+    "now": lambda rng: rng.random() < 0.5,
+    "told": lambda rng: rng.random() < 0.5,
+    "known": lambda rng: rng.random() < 0.5,
+}
+
+
+def _any_pick(rng: random.Random) -> int:
+    return rng.randrange(12)
+
+
+def walk(seed: int, steps: int) -> None:
+    """Take steps at random; the seed names the walk."""
+    rng = random.Random(seed)
+    machine = ShardMachine()
+    for name in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=steps):
+        step = getattr(machine, name)
+        arguments = list(inspect.signature(getattr(ShardMachine, name)).parameters)[1:]
+        step(**{argument: DRAWS.get(argument, _any_pick)(rng) for argument in arguments})
+        machine.it_holds()
+    machine.teardown()
+
+
+@pytest.mark.parametrize("first", range(0, 40_000 if _is_long else 960, 40))
+def test_forty_random_walks_keep_every_promise(first: int) -> None:
+    for seed in range(first, first + 40):
+        try:
+            walk(seed, 120)
+        except Exception as error:
+            error.add_note(f"walk({seed}, 120)")
+            raise
