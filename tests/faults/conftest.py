@@ -16,7 +16,6 @@ from faults.cluster import Cluster
 from duecourse.cli.solo.children import Nursery
 from duecourse.server.storage.embedded import EmbeddedPostgres
 
-
 _IS_LONG = os.environ.get("DUECOURSE_FAULTS") == "long"
 _LONG_SECONDS = 1_800
 
