@@ -59,6 +59,7 @@ def insert(
     submission = Submission(
         lane.namespace,
         task_id,
+        slots.slot_of(lane.namespace, task_id),
         ShardId(shard),
         lane,
         uid,

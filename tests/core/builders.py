@@ -56,6 +56,7 @@ def a_submission(
     return Submission(
         lane.namespace,
         task_id,
+        0,
         ShardId(shard),
         lane,
         uid or task_id.encode(),

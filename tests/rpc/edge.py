@@ -138,7 +138,7 @@ class Edge:
                 cast(TaskStore, self.store),
                 self.calls,
                 self.metrics,
-                shard_of=self.node.port.shard_of,
+                shard_of_slot=self.node.port.shard_of_slot,
                 utc=lambda: NOW,
             ),
             WorkerService(self.node.hub, self.node.port, self.calls),

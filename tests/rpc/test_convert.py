@@ -18,7 +18,7 @@ _nanos = st.one_of(st.integers(-2, 2), st.integers(-(2**31), 2**31 - 1))
 
 
 def submissions() -> convert.Submissions:
-    return convert.Submissions(lambda namespace, task_id: ShardId(0))
+    return convert.Submissions(lambda slot: ShardId(0))
 
 
 def a_new_task() -> task_pb2.NewTask:

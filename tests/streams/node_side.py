@@ -42,7 +42,10 @@ class ScriptedPort:
         self.subscribed: list[Holder] = []
 
     def shard_of(self, namespace: str, task_id: str) -> ShardId:
-        return ShardId(slots.shard_of_slot(slots.slot_of(namespace, task_id), SHARDS))
+        return self.shard_of_slot(slots.slot_of(namespace, task_id))
+
+    def shard_of_slot(self, slot: int) -> ShardId:
+        return ShardId(slots.shard_of_slot(slot, SHARDS))
 
     def leads(self, shard: ShardId) -> bool:
         return shard in self.epochs

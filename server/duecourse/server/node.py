@@ -101,7 +101,7 @@ class Node:
         loop = scheduler.loop
         self._server = Server(
             calls,
-            TaskService(scheduler.commands, store, calls, metrics, shard_of=loop.shard_of, utc=loop.utc),
+            TaskService(scheduler.commands, store, calls, metrics, shard_of_slot=loop.shard_of_slot, utc=loop.utc),
             WorkerService(scheduler.hub, loop, calls),
             ClusterService(self._describe, calls),
             has_reflection=settings.reflection,

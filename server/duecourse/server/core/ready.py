@@ -39,14 +39,15 @@ class _Line:
         heap = self.heap
         while heap:
             entry = heap[0]
-            if _is_current(entry):
+            task = entry[3]
+            if task.is_ready and task.progress.due_time == entry[0]:
                 return entry
             heapq.heappop(heap)
         return None
 
     def prune(self) -> int:
         """Drop what is no longer ready; return how much is left."""
-        self.heap = [entry for entry in self.heap if _is_current(entry)]
+        self.heap = [entry for entry in self.heap if entry[3].is_ready and entry[3].progress.due_time == entry[0]]
         heapq.heapify(self.heap)
         return len(self.heap)
 
@@ -69,7 +70,10 @@ class _Level:
     def __init__(self) -> None:
         self.shares: dict[str, _Share] = {}
         self.orders: dict[str, list[tuple[float, str]]] = {}
-        """By task type: a heap of (virtual time, fairness key), an entry for each line; the time may be outdated."""
+        """By task type: a heap of (virtual time, fairness key), an entry for each line; the time may be outdated.
+
+        An empty one stays until it is pruned.
+        """
         self.virtual_time = 0.0
 
     def push(self, task: Task, due_time: Micros) -> None:
@@ -88,23 +92,21 @@ class _Level:
         """Take the next task of these types."""
         best: tuple[float, _Ready] | None = None
         served: list[tuple[float, str]] = []
-        for task_type, order in list(self.orders.items()):
-            if task_type in task_types:
+        for task_type, order in self.orders.items():
+            if order and task_type in task_types:
                 first = self._first(task_type, order)
-                if first is None:
-                    del self.orders[task_type]
-                elif best is None or first < best:
+                if first is not None and (best is None or first < best):
                     best = first
                     served = order
         if best is None:
             return None
-        virtual_time, (_, _, _, task) = best
+        task = best[1][3]
         lane = task.lane
         share = self.shares[lane.fairness_key]
         heapq.heappop(share.lines[lane.task_type].heap)
-        self.virtual_time = max(self.virtual_time, virtual_time)
-        share.virtual_time = self.virtual_time + 1
-        self.virtual_time += 1 / len(self.shares)
+        now = max(self.virtual_time, share.virtual_time)
+        share.virtual_time = now + 1
+        self.virtual_time = now + 1 / len(self.shares)
         heapq.heapreplace(served, (share.virtual_time, lane.fairness_key))
         return task
 
@@ -179,7 +181,8 @@ class Queue:
 
     def pop(self, task_types: frozenset[str], now: Micros) -> Task | None:
         """Take the next task of these types."""
-        for level in self._by_urgency(task_types, now):
+        levels = self._levels.values()
+        for level in levels if len(levels) == 1 else self._by_urgency(task_types, now):
             task = level.pop(task_types)
             if task is not None:
                 return task
@@ -190,8 +193,6 @@ class Queue:
         return sum(level.prune() for level in self._levels.values())
 
     def _by_urgency(self, task_types: frozenset[str], now: Micros) -> list[_Level]:
-        if len(self._levels) == 1:
-            return list(self._levels.values())
         if now >= self._rank_again:
             self._ranked.clear()
             self._rank_again = now + _RANKING
@@ -206,8 +207,3 @@ class Queue:
             urgency.sort(key=lambda entry: entry[:2], reverse=True)
             ranked = self._ranked[task_types] = [level for _, _, level in urgency]
         return ranked
-
-
-def _is_current(entry: _Ready) -> bool:
-    task = entry[3]
-    return task.is_ready and task.progress.due_time == entry[0]

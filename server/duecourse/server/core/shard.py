@@ -211,11 +211,13 @@ class Shard:
             out.unmatched.append((task.lane, event.holder))
             return
         self.near.take(task)
-        ended = lifecycle.expired(task, now.earliest)
-        if ended is not None:
-            out.unmatched.append((task.lane, event.holder))
-            self._update(task, ended, None, out)
-            return
+        policy = task.policy
+        if policy.start_deadline is not None or policy.completion_deadline is not None:
+            ended = lifecycle.expired(task, now.earliest)
+            if ended is not None:
+                out.unmatched.append((task.lane, event.holder))
+                self._update(task, ended, None, out)
+                return
         progress = lifecycle.granted(task, event.holder, event.lease_token, self._options.node, self.fence, now.latest)
         self._busy[task.key] = None
         out.writes.append(Update(task, progress, task.progress.attempt, None, True, event))
@@ -336,7 +338,7 @@ class Shard:
                 self._unsent(lease, event, now, out)
 
     def _look_for(self, token: bytes, key: TaskKey, event: Hold, out: Effects) -> None:
-        """Say that a lease is lost only after a read: a replaced leader does not know what its successor has granted."""
+        """Say that a lease is lost only after a read: a replaced leader does not know its successor's grants."""
         if key in self._fresh:
             out.lost.append((event.holder, token))
         else:

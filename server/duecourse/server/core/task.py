@@ -199,6 +199,7 @@ class Submission:
 
     namespace: str
     task_id: str
+    slot: int
     shard: ShardId
     lane: Lane
     uid: bytes

@@ -16,7 +16,7 @@ import uuid_utils
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from duecourse.model import bounds
+from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros
 from duecourse.model.names import ALPHABET, is_name
 from duecourse.server.core.errors import DomainError, InvalidField, RunAtOutOfRange
@@ -38,8 +38,8 @@ _NAME_PROBLEM: Final = f"1 to {bounds.MAX_NAME_BYTES} bytes of {ALPHABET} are wa
 class Submissions:
     """Turns requests into submissions, remembering the lanes and policies that it has seen."""
 
-    def __init__(self, shard_of: Callable[[str, str], ShardId]) -> None:
-        self._shard_of = shard_of
+    def __init__(self, shard_of_slot: Callable[[int], ShardId]) -> None:
+        self._shard_of_slot = shard_of_slot
         self._lanes: dict[tuple[str, str, str, int, str], Lane] = {}
         self._policies: dict[Policy, Policy] = {}
 
@@ -110,10 +110,12 @@ class Submissions:
         # Deterministic order matters only to maps, and costs a third more.
         sent = task.SerializeToString(deterministic=True) if headers or labels else task.SerializeToString()
         fingerprint = FINGERPRINT_VERSION + blake2b(sent, digest_size=16).digest()
+        slot = slots.slot_of(namespace, task_id)
         return Submission(
             namespace,
             task_id,
-            self._shard_of(namespace, task_id),
+            slot,
+            self._shard_of_slot(slot),
             lane,
             uid.bytes,
             run_at,

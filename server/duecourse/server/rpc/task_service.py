@@ -34,7 +34,7 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         calls: Calls,
         metrics: Metrics,
         *,
-        shard_of: Callable[[str, str], ShardId],
+        shard_of_slot: Callable[[int], ShardId],
         utc: Callable[[], Micros],
     ) -> None:
         self._commands = commands
@@ -42,7 +42,7 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         self._calls = calls
         self._metrics = metrics
         self._utc = utc
-        self._submissions = convert.Submissions(shard_of)
+        self._submissions = convert.Submissions(shard_of_slot)
 
     async def SubmitTask(  # noqa: N802
         self,

@@ -155,7 +155,11 @@ class Loop:
 
     def shard_of(self, namespace: str, task_id: str) -> ShardId:
         """Return the shard that holds a task."""
-        return ShardId(slots.shard_of_slot(slots.slot_of(namespace, task_id), self._shard_count))
+        return self.shard_of_slot(slots.slot_of(namespace, task_id))
+
+    def shard_of_slot(self, slot: int) -> ShardId:
+        """Return the shard that holds a slot."""
+        return ShardId(slots.shard_of_slot(slot, self._shard_count))
 
     def leads(self, shard: ShardId) -> bool:
         """Tell whether this node leads the shard and has loaded it."""

@@ -1,8 +1,8 @@
 """The writes of a commit as the arguments of one SQL function, and its rows as answers.
 
 `migrations/0002_writes.sql` says what the arguments are. Building and encoding them is most of what a write costs the
-node, so: one list for each column, made by one comprehension; names joined to one string; nothing at all for a column
-that has its default throughout.
+node, so: one list for each column, made by one comprehension; names joined to one string; one value for a column that
+is the same throughout, as most are; nothing at all for one that has its default throughout.
 """
 
 import functools
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from duecourse.model import bounds, slots
+from duecourse.model import bounds
 from duecourse.server.core.task import AttemptOutcome, Delivery, Epoch, ShardId, TaskState
 from duecourse.server.core.writes import Insert, Update
 from duecourse.server.storage import Committed, Existing, ShardBatch, Stale, codec, queries
@@ -21,7 +21,8 @@ _COMMIT: Final = queries.statements("writes.sql")["commit"]
 
 _STALE, _TAKEN, _MISMATCHED, _DELIVERED = range(4)
 
-_join = "\x1f".join
+_SEPARATOR: Final = "\x1f"
+_join = _SEPARATOR.join
 
 Queue = tuple[str, str]
 """Namespace and name."""
@@ -155,22 +156,22 @@ def _insert_columns(inserts: list[Insert]) -> dict[str, Any]:
     lanes = [task.lane for task in tasks]
     return {
         "i_shard": [task.shard for task in tasks],
-        "i_slot": [slots.slot_of(task.namespace, task.task_id) for task in tasks],
-        "i_namespace": _join([task.namespace for task in tasks]),
+        "i_slot": [submission.slot for submission in submissions],
+        "i_namespace": _join_once([task.namespace for task in tasks]),
         "i_task_id": _join([task.task_id for task in tasks]),
-        "i_queue": _join([lane.queue for lane in lanes]),
-        "i_task_type": _join([lane.task_type for lane in lanes]),
+        "i_queue": _join_once([lane.queue for lane in lanes]),
+        "i_task_type": _join_once([lane.task_type for lane in lanes]),
         "i_priority": _unless_all([lane.priority for lane in lanes], 0),
-        "i_fairness_key": _join([lane.fairness_key for lane in lanes]),
-        "i_lane_hash": [codec.lane_hash(lane) for lane in lanes],
+        "i_fairness_key": _join_once([lane.fairness_key for lane in lanes]),
+        "i_lane_hash": _once([codec.lane_hash(lane) for lane in lanes]),
         "i_uid": [task.uid for task in tasks],
         "i_sequence": [task.sequence for task in tasks],
         "i_run_at": [task.run_at for task in tasks],
-        "i_create_time": [task.create_time for task in tasks],
+        "i_create_time": _once([task.create_time for task in tasks]),
         "i_policy": _unless_all([codec.policy_to_bytes(task.policy) for task in tasks], b""),
         "i_headers": _unless_all([codec.strings_to_bytes(submission.headers) for submission in submissions], b""),
         "i_labels": _unless_all([_labels(submission.labels) for submission in submissions], None),
-        "i_content_type": [_content_type(submission.content_type) for submission in submissions],
+        "i_content_type": _once([_content_type(submission.content_type) for submission in submissions]),
         "i_payload": [submission.payload for submission in submissions],
         "i_fingerprint": [submission.fingerprint for submission in submissions],
     }
@@ -186,19 +187,19 @@ def _grant_columns(grants: list[Update]) -> dict[str, Any]:
     lease_times = [attempt.lease_time for attempt in attempts]
     fencing_tokens = [attempt.fencing_token for attempt in attempts]
     return {
-        "g_namespace": _join([task.namespace for task in tasks]),
+        "g_namespace": _join_once([task.namespace for task in tasks]),
         "g_task_id": _join([task.task_id for task in tasks]),
         "g_revision": [progress.revision for progress in progresses],
         "g_round": _unless_all([attempt.round for attempt in attempts], 1),
         "g_number": numbers,
         "g_attempts_used": attempts_used if attempts_used != numbers else [],
         "g_lease_token": [attempt.lease_token for attempt in attempts],
-        "g_worker": _join([attempt.worker for attempt in attempts]),
-        "g_incarnation": _join([attempt.incarnation for attempt in attempts]),
-        "g_node": _join([attempt.node for attempt in attempts]),
-        "g_epoch": [attempt.epoch for attempt in attempts],
+        "g_worker": _join_once([attempt.worker for attempt in attempts]),
+        "g_incarnation": _join_once([attempt.incarnation for attempt in attempts]),
+        "g_node": _join_once([attempt.node for attempt in attempts]),
+        "g_epoch": _once([attempt.epoch for attempt in attempts]),
         "g_fencing_token": fencing_tokens if fencing_tokens != lease_times else [],
-        "g_lease_time": lease_times,
+        "g_lease_time": _once(lease_times),
         "g_latest_due_time": max(progress.due_time or 0 for progress in progresses),
     }
 
@@ -208,12 +209,12 @@ def _success_columns(successes: list[Update]) -> dict[str, Any]:
     attempts = [update.progress.attempt for update in successes if update.progress.attempt is not None]
     result_types, results = _result_columns(successes)
     return {
-        "s_namespace": _join([task.namespace for task in tasks]),
+        "s_namespace": _join_once([task.namespace for task in tasks]),
         "s_task_id": _join([task.task_id for task in tasks]),
         "s_revision": [update.progress.revision for update in successes],
         "s_start_time": [attempt.start_time for attempt in attempts],
-        "s_end_time": [attempt.end_time for attempt in attempts],
-        "s_outcome_digest": [attempt.outcome_digest for attempt in attempts],
+        "s_end_time": _once([attempt.end_time for attempt in attempts]),
+        "s_outcome_digest": _once([attempt.outcome_digest for attempt in attempts]),
         "s_result_type": result_types,
         "s_result": results,
     }
@@ -287,6 +288,17 @@ def _result_columns(updates: list[Update]) -> tuple[list[Any], list[Any]]:
         return [], []
     types = [None if result is None else _content_type(result[1]) for result in results]
     return types, [None if result is None else result[0] for result in results]
+
+
+def _once(values: list[Any]) -> list[Any]:
+    """Return a column that is the same throughout as its first value alone."""
+    return values[:1] if values.count(values[0]) == len(values) else values
+
+
+def _join_once(names: list[str]) -> str:
+    """Join names; return one that is the same throughout alone, unless it would fall apart."""
+    first = names[0]
+    return first if names.count(first) == len(names) and _SEPARATOR not in first else _join(names)
 
 
 def _unless_all(values: list[Any], default: Any) -> list[Any]:

@@ -6,7 +6,8 @@
 --
 -- What an array costs its sender decides its shape. Names come joined by the separator, which no name contains; should
 -- one contain it after all, its column grows longer than the others, and what they lack is NULL and refused. A column
--- that is the same default throughout comes empty. Kinds of writes that there are none of are left out.
+-- that is the same default throughout comes empty; those that are filled up from their first value below may come as
+-- that value alone. Kinds of writes that there are none of are left out.
 --
 -- First the shard rows are locked, in order; if one holds another term nothing is written, and only those are returned:
 -- kind 0, place the shard, number its epoch, first its holder. Otherwise
@@ -98,9 +99,11 @@ BEGIN
                 state, due_time, revision, round, attempt_count, attempts_used, returns_in_row, cancel_requested,
                 earlier_attempt_may_run, answers
             )
-            SELECT i.shard, i.slot, i.namespace, i.task_id, i.queue, i.task_type, coalesce(i.priority, 0),
-                coalesce(i.fairness_key, ''), i.lane_hash, i.uid, i.sequence, i.run_at, i.create_time,
-                coalesce(i.policy, ''), coalesce(i.headers, ''), i.labels, i.content_type, i.payload, i.fingerprint,
+            SELECT i.shard, i.slot, coalesce(i.namespace, i_namespace), i.task_id, coalesce(i.queue, i_queue),
+                coalesce(i.task_type, i_task_type), coalesce(i.priority, 0), coalesce(i.fairness_key, i_fairness_key),
+                coalesce(i.lane_hash, i_lane_hash[1]), i.uid, i.sequence, i.run_at,
+                coalesce(i.create_time, i_create_time[1]), coalesce(i.policy, ''), coalesce(i.headers, ''), i.labels,
+                coalesce(i.content_type, i_content_type[1]), i.payload, i.fingerprint,
                 'pending', i.run_at, 1, 1, 0, 0, 0, false, false, ''
             FROM unnest(
                 i_shard, i_slot, string_to_array(i_namespace, separator), string_to_array(i_task_id, separator),
@@ -118,7 +121,7 @@ BEGIN
             INTO newly_taken, newly_uids, newly_fingerprints
             FROM unnest(string_to_array(i_namespace, separator), string_to_array(i_task_id, separator))
                 WITH ORDINALITY AS i (namespace, task_id, place)
-            JOIN duecourse.task t ON t.namespace = i.namespace AND t.task_id = i.task_id
+            JOIN duecourse.task t ON t.namespace = coalesce(i.namespace, i_namespace) AND t.task_id = i.task_id
             WHERE i.place <> ALL (taken);
             IF newly_taken IS NULL THEN
                 RAISE EXCEPTION 'a taken id became free meanwhile' USING ERRCODE = 'serialization_failure';
@@ -136,10 +139,12 @@ BEGIN
                 UPDATE duecourse.task t SET
                     state = 'leased', revision = g.revision, attempt_count = g.number,
                     attempts_used = coalesce(g.attempts_used, g.number), attempt_round = coalesce(g.round, 1),
-                    attempt_number = g.number, epoch = g.epoch,
-                    fencing_token = coalesce(g.fencing_token, g.lease_time), lease_time = g.lease_time,
-                    sign_of_life = g.lease_time, start_time = NULL, attempt_end_time = NULL,
-                    lease_token = g.lease_token, worker = g.worker, incarnation = g.incarnation, node = g.node,
+                    attempt_number = g.number, epoch = coalesce(g.epoch, g_epoch[1]),
+                    fencing_token = coalesce(g.fencing_token, g.lease_time, g_lease_time[1]),
+                    lease_time = coalesce(g.lease_time, g_lease_time[1]),
+                    sign_of_life = coalesce(g.lease_time, g_lease_time[1]), start_time = NULL, attempt_end_time = NULL,
+                    lease_token = g.lease_token, worker = coalesce(g.worker, g_worker),
+                    incarnation = coalesce(g.incarnation, g_incarnation), node = coalesce(g.node, g_node),
                     outcome = NULL, failure_type = NULL, failure_message = NULL, outcome_digest = NULL
                 FROM unnest(
                     string_to_array(g_namespace, separator), string_to_array(g_task_id, separator), g_revision,
@@ -150,7 +155,7 @@ BEGIN
                     namespace, task_id, revision, round, number, attempts_used, lease_token, worker, incarnation,
                     node, epoch, fencing_token, lease_time, place
                 )
-                WHERE t.namespace = g.namespace AND t.task_id = g.task_id AND t.revision = g.revision - 1
+                WHERE t.namespace = coalesce(g.namespace, g_namespace) AND t.task_id = g.task_id AND t.revision = g.revision - 1
                 RETURNING g.place::int, t.payload, t.content_type, t.headers
             )
             SELECT 3, granted.place, 0::bigint, granted.payload, granted.content_type, granted.headers FROM granted;
@@ -163,8 +168,9 @@ BEGIN
     IF successes > 0 THEN
         UPDATE duecourse.task t SET
             state = 'succeeded', due_time = NULL, revision = s.revision, returns_in_row = 0,
-            start_time = s.start_time, attempt_end_time = s.end_time, outcome = 'succeeded',
-            outcome_digest = s.outcome_digest, end_time = s.end_time,
+            start_time = s.start_time, attempt_end_time = coalesce(s.end_time, s_end_time[1]), outcome = 'succeeded',
+            outcome_digest = coalesce(s.outcome_digest, s_outcome_digest[1]),
+            end_time = coalesce(s.end_time, s_end_time[1]),
             result_type = coalesce(s.result_type, t.result_type),
             result = CASE WHEN s.result_type IS NULL THEN t.result ELSE s.result END
         FROM unnest(
@@ -173,7 +179,7 @@ BEGIN
         ) AS s (
             namespace, task_id, revision, start_time, end_time, outcome_digest, result_type, result
         )
-        WHERE t.namespace = s.namespace AND t.task_id = s.task_id AND t.revision = s.revision - 1;
+        WHERE t.namespace = coalesce(s.namespace, s_namespace) AND t.task_id = s.task_id AND t.revision = s.revision - 1;
         GET DIAGNOSTICS done = ROW_COUNT;
         IF done < successes THEN
             mismatched := mismatched || duecourse.not_written(s_namespace, s_task_id, grants);
@@ -252,7 +258,7 @@ BEGIN ATOMIC
     ) WITH ORDINALITY AS w (namespace, task_id, place)
     WHERE NOT EXISTS (
         SELECT FROM duecourse.task t
-        WHERE t.namespace = w.namespace AND t.task_id = w.task_id AND t.xmin = pg_current_xact_id()::xid
+        WHERE t.namespace = coalesce(w.namespace, namespaces) AND t.task_id = w.task_id AND t.xmin = pg_current_xact_id()::xid
     );
 END;
 
