@@ -91,6 +91,28 @@ async def test_a_frozen_postgres_is_answered_unavailable_and_lived_through(
     assert cluster.node.child.pid == node
 
 
+async def test_backends_that_are_frozen_in_the_middle_of_commits_are_lived_through(
+    cluster_on_own_postgres: Cluster, is_long: bool
+) -> None:
+    cluster = cluster_on_own_postgres
+    node = cluster.node.child.pid
+    cluster.start_worker(slots=500)
+    holding = 0
+    async with cluster.load(batch=200, pause=bounds.MILLISECOND):
+        await cluster.recovers("the start")
+        for _ in range(20 if is_long else 1):
+            backends = await cluster.store.fetch(f"{OURS} AND backend_xid IS NOT NULL")
+            pids = [row["pid"] for row in backends or await cluster.store.fetch(OURS)]
+            with frozen(*pids):
+                # What they hold is held for as long as they are frozen: shards may wait until then, and no longer.
+                await cluster.clock.sleep(7 * bounds.SECOND)
+                holding += bool(await cluster.store.fetch(f"{OURS} AND wait_event_type = 'Lock'"))
+            await cluster.recovers("a freeze in the middle of commits")
+    print(f"locks were held {holding} times")
+    await cluster.settle()
+    assert cluster.node.child.pid == node
+
+
 async def test_a_read_only_postgres_is_answered_unavailable_until_it_takes_writes_again(
     cluster_on_own_postgres: Cluster,
 ) -> None:
