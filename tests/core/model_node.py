@@ -67,6 +67,8 @@ class Watcher(Protocol):
 
     def judged(self, token: bytes, verdict: Verdict) -> None: ...
 
+    def lost(self, token: bytes) -> None: ...
+
 
 @dataclass(eq=False)
 class Node:
@@ -170,6 +172,7 @@ class Node:
         for holder, token, reason in out.stops:
             self._tell(holder, Told(token, reason))
         for holder, token in out.lost:
+            self.watcher.lost(token)
             self._tell(holder, Told(token, "lost"))
         requests: list[tuple[ShardId, Request]] = [*out.task_reads, *out.attempt_reads]
         requests.extend((load.shard, load) for load in out.lane_loads)

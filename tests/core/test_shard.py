@@ -285,6 +285,31 @@ def test_an_assignment_that_was_lost_with_its_stream_is_returned_by_the_next_one
     assert shard.attempt().outcome is AttemptOutcome.RETURNED
 
 
+def test_what_is_absent_while_its_task_is_being_written_is_returned_afterwards() -> None:
+    shard, _ = held(TaskState.LEASED)
+    shard.new_stream()
+    shard.holds_commits = True
+    shard.submit_only()
+    shard.hold(last=0)
+    shard.holds_commits = False
+    shard.commit()
+    assert shard.attempt().outcome is AttemptOutcome.RETURNED
+    assert shard.progress().attempts_used == 0
+
+
+def test_a_replaced_leader_does_not_call_its_successors_lease_lost() -> None:
+    shard = waiting()
+    replaced = shard.shard
+    shard.take_over()
+    token = shard.grant()
+    out = Effects()
+    leases: dict[bytes, tuple[TaskKey | None, bool]] = {token: (KEY, False)}
+    replaced.handle(events.Hold(shard.holder, leases, 1, is_complete=True), shard.now(), out)
+    if out.task_reads:
+        replaced.handle(events.TasksRead([(KEY, shard.store.snapshot().task(KEY))]), shard.now(), out)
+    assert not out.lost
+
+
 def test_another_worker_proves_nothing() -> None:
     shard, _ = held(TaskState.LEASED)
     shard.holder = a_holder(9, incarnation="another")

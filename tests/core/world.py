@@ -194,6 +194,11 @@ class World:
             keys = [key for key, row in self.store.rows.items() if attempt in row.attempts]
             assert self.liars.intersection(keys), "said to be unknown"
 
+    def lost(self, token: bytes) -> None:
+        """Hold what is said of a lease against what is stored."""
+        attempt = self.store.find(token)
+        assert attempt is None or attempt.outcome is not None, "said to be lost while it is current"
+
     # Workers.
 
     def add_worker(self) -> Worker:
@@ -361,7 +366,8 @@ class World:
             commit.is_sent = True
         worker = self.add_worker()
         streams = [self.open(worker, node) for node in self.nodes]
-        for _ in range(600):
+        # Longer than any attempt may take: a worker that did not tell the truth may have forgotten one.
+        for _ in range(900):
             for stream in streams:
                 stream.say(Up("credit", credit=4), self.elapsed)
             self._send_again()

@@ -332,10 +332,8 @@ class Shard:
         if not event.is_complete:
             return
         for lease in list(self.leases.values()):
-            if lease.token in event.leases or not self._is_absent(lease, event):
-                continue
-            if lease.task.key not in self._busy:
-                self._unsent(lease, event, now, out)
+            if lease.token not in event.leases and self._is_absent(lease, event):
+                self._unsent(lease, Unsent(lease), now, out)
 
     def _look_for(self, token: bytes, key: TaskKey, event: Hold, out: Effects) -> None:
         """Say that a lease is lost only after a read: a replaced leader does not know its successor's grants."""
@@ -507,7 +505,7 @@ class Shard:
         out.ended.append(attempt.outcome)
         if lease.cancel_waits:
             self._settle_waits(lease, out)
-        if not isinstance(cause, End | Unsent | Hold) and lease.holder is not None and lease.holder.is_open:
+        if not isinstance(cause, End | Unsent) and lease.holder is not None and lease.holder.is_open:
             out.lost.append((lease.holder, lease.token))
 
     def _mismatched(self, write: Update, line: list[Event] | None, out: Effects) -> None:
