@@ -1,3 +1,23 @@
-"""What all tests share: the services that some of them run against."""
+"""What all tests share: the services that some of them run against, and where temporary files lie."""
+
+import os
+import shutil
+import tempfile
+
+import pytest
 
 pytest_plugins = ["services.etcd", "services.postgres"]
+
+_TEMPORARY_ROOT = "PYTEST_DEBUG_TEMPROOT"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give every session of root a root folder of its own for temporary files.
+
+    Postgres refuses to run as root and then runs as `nobody`, whom its files' parents must let pass. In the folder
+    that sessions of one user share, each of them shuts everybody else out at its start, servers of others included.
+    """
+    if os.geteuid() == 0 and _TEMPORARY_ROOT not in os.environ and config.option.basetemp is None:
+        root = tempfile.mkdtemp(prefix="duecourse-tests-")
+        os.environ[_TEMPORARY_ROOT] = root
+        config.add_cleanup(lambda: shutil.rmtree(root, ignore_errors=True))

