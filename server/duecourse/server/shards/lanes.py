@@ -67,6 +67,9 @@ class _Piece:
     def writes(self) -> list[Write]:
         return [*self.batch.inserts, *self.batch.updates]
 
+    def __len__(self) -> int:
+        return len(self.batch.inserts) + len(self.batch.updates)
+
 
 class CommitLane:
     """See the module's docstring."""
@@ -158,7 +161,7 @@ class CommitLane:
         answers = await self._store.commit([piece.batch for piece in pieces])
         self._metrics.observe_commit(
             self._loop.elapsed() - began,
-            sum(len(piece.batch.inserts) + len(piece.batch.updates) for piece in pieces),
+            sum(map(len, pieces)),
         )
         self._failpoints.passes(AFTER_COMMIT)
         again = [piece for piece in pieces if self._answered(piece, answers)]
@@ -191,15 +194,11 @@ class CommitLane:
             case StoreCommitted():
                 self._metrics.commit_answers["committed"] += 1
                 first_update = len(piece.batch.inserts)
-                self._loop.post_to(
-                    shard,
-                    Committed(
-                        piece.writes,
-                        answer.taken,
-                        {first_update + index for index in answer.mismatched},
-                        {first_update + index: delivery for index, delivery in answer.deliveries.items()},
-                    ),
-                )
+                mismatched, deliveries = answer.mismatched, answer.deliveries
+                if first_update and (mismatched or deliveries):
+                    mismatched = {first_update + index for index in mismatched}
+                    deliveries = {first_update + index: delivery for index, delivery in deliveries.items()}
+                self._loop.post_to(shard, Committed(piece.writes, answer.taken, mismatched, deliveries))
             case Stale():
                 self._metrics.commit_answers["stale"] += 1
                 self._ends.superseded(shard, answer, piece.writes + self.withdraw(shard))
@@ -213,7 +212,9 @@ class CommitLane:
 
     def _split(self, pieces: list[_Piece], refusal: Refused) -> None:
         """Try again in halves; a write that stands alone is the culprit."""
-        if len(pieces) == 1 and len(pieces[0].writes) == 1:
+        if not pieces:
+            return
+        if len(pieces) == 1 and len(pieces[0]) == 1:
             culprit = pieces[0].writes[0]
             _log.error("write_set_aside", task_id=culprit.task.task_id, detail=refusal.detail)
             self._loop.post_to(pieces[0].shard, WriteRefused(culprit, refusal.detail))
