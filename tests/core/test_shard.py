@@ -194,6 +194,19 @@ def test_a_record_that_does_not_decode_is_said_to_be_corrupt() -> None:
     assert not shard.shard._busy
 
 
+def test_an_outcome_of_a_record_that_does_not_decode_is_not_asked_for_for_ever() -> None:
+    shard, token = held(TaskState.RUNNING)
+    attempt = shard.attempt()
+    shard.take_over()
+    del shard.shard.held[KEY], shard.shard.leases[token]
+    end = events.End(KEY, token, shard.holder, OutcomeKind.SUCCEEDED, b"digest")
+    out = Effects()
+    shard.shard.handle(events.AttemptRead(end, attempt), shard.now(), out)
+    assert out.task_reads == [(ShardId(0), KEY)]
+    shard.handle(events.TasksRead([(KEY, False)]))
+    assert shard.out.verdicts == [(shard.holder, token, Verdict.UNKNOWN_TOKEN)]
+
+
 # Leases that move.
 
 

@@ -259,7 +259,10 @@ class Shard:
             return
         lease = self.leases.get(event.lease_token)
         if lease is None or lease.task.key != event.key:
-            out.attempt_reads.append((self.fence.shard, event))
+            if self._fresh.get(event.key) is False:
+                out.verdicts.append((event.holder, event.lease_token, Verdict.UNKNOWN_TOKEN))
+            else:
+                out.attempt_reads.append((self.fence.shard, event))
             return
         task = lease.task
         if event.kind is OutcomeKind.SUCCEEDED:

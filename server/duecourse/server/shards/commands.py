@@ -32,8 +32,13 @@ class _Call:
 
 
 def resolve(origin: Any, answer: Answer) -> None:
-    """Answer the request that an origin stands for."""
+    """Answer the request that an origin stands for; only its first answer counts.
+
+    A shard that broke in the middle of a batch may have answered some of those who are then turned away with it.
+    """
     call, index = origin
+    if call.answers[index] is not None:
+        return
     call.answers[index] = answer
     call.missing -= 1
     if not call.missing and not call.done.done():

@@ -80,13 +80,16 @@ class Reads:
         self._lanes = _Line(loop, _LANES_AT_ONCE, self._read_lanes)
 
     def submit(self, effects: Effects, shards: Mapping[ShardId, Shard]) -> None:
-        """Carry out the reads of a turn."""
+        """Carry out the reads of a turn, but those of a shard that broke in it."""
         for number, key in effects.task_reads:
-            self._tasks.add(shards[number], key)
+            if number in shards:
+                self._tasks.add(shards[number], key)
         for number, end in effects.attempt_reads:
-            self._attempts.add(shards[number], end)
+            if number in shards:
+                self._attempts.add(shards[number], end)
         for load in effects.lane_loads:
-            self._lanes.add(shards[load.shard], load)
+            if load.shard in shards:
+                self._lanes.add(shards[load.shard], load)
 
     async def run(self) -> None:
         """Read for ever."""
