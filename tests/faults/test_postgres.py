@@ -8,6 +8,7 @@ import pytest
 from faults.cluster import Cluster, children_of, frozen, parent_of
 from faults.recording_client import Ask
 
+from duecourse import client as sdk
 from duecourse.model import bounds
 from duecourse.server.storage.embedded import EmbeddedPostgres
 
@@ -43,6 +44,23 @@ async def test_a_postgres_that_is_restarted_costs_nothing_but_time(
             await cluster.recovers(f"restart, {how}")
     await cluster.settle()
     assert cluster.node.child.pid == node
+
+
+async def test_a_node_with_nothing_to_do_notices_that_postgres_is_back(
+    cluster_on_own_postgres: Cluster, own_postgres: EmbeddedPostgres, is_long: bool
+) -> None:
+    cluster = cluster_on_own_postgres
+    async with cluster.client(timedelta(seconds=10)) as client:
+        for _ in range(10 if is_long else 1):
+            await own_postgres.stop()
+            await cluster.refuses(client, _DEADLINE, times=20)
+            await own_postgres.start()
+            began = cluster.clock.elapsed()
+            (answer,) = await client.submit(*cluster.ask_many("back", 1, bounds.SECOND))
+            assert isinstance(answer, sdk.SubmittedTask), answer
+            print(f"taken again after {(cluster.clock.elapsed() - began) // bounds.MILLISECOND} ms")
+    cluster.start_worker()
+    await cluster.settle()
 
 
 async def test_connections_that_are_ended_every_second_are_replaced(cluster: Cluster, is_long: bool) -> None:

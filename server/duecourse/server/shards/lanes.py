@@ -5,7 +5,8 @@ A shard always uses the same lane, so it has one commit in flight. What the stor
 - committed: the shard is told;
 - stale, unknown: the shard's term is over (`TermEnds`), and if the answer was lost its writes are uncertain;
 - refused for a reason of the store: the writes wait and are tried again. Those that a client waits for are given up
-  once the store has refused for `PATIENCE`: surely not applied, so the client may be told to come again;
+  once the store has refused for `PATIENCE`: surely not applied, so the client may be told to come again. From then on
+  nothing of clients is let in, so a lane that has nothing else to try asks the store by a commit without writes;
 - refused for a reason of the data: the writes are tried in halves until the culprit stands alone, and it is set aside.
 """
 
@@ -84,6 +85,7 @@ class CommitLane:
         self._retry: deque[list[_Piece]] = deque()
         self._wake = asyncio.Event()
         self._refused_since: Micros | None = None
+        self._refused_shard: Shard | None = None
         self.is_idle = True
 
     @property
@@ -115,17 +117,30 @@ class CommitLane:
         """Commit for ever."""
         waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
         while True:
-            while not self._pending and not self._retry:
+            while not self._pending and not self._retry and self._refused_since is None:
                 self.is_idle = True
                 self._wake.clear()
                 await self._wake.wait()
-            pieces = self._retry.popleft() if self._retry else self._take()
+            pieces = self._next()
             if not pieces:
                 continue
             if await self._commit(pieces):
                 waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
             else:
                 await self._loop.clock.sleep(next(waits))
+
+    def _next(self) -> list[_Piece]:
+        """Return what is to be committed next; of a store that refuses and nothing else waits for, only its answer."""
+        if self._retry:
+            return self._retry.popleft()
+        if self._pending:
+            return self._take()
+        self.is_idle = True
+        shard = self._refused_shard
+        if shard is not None and self._loop.shards.get(shard.fence.shard) is shard:
+            return [_Piece(shard, ShardBatch(shard.fence))]
+        self._refused_since = None
+        return []
 
     def _take(self) -> list[_Piece]:
         """Take as many pending writes as one transaction may have."""
@@ -166,18 +181,20 @@ class CommitLane:
         self._failpoints.passes(AFTER_COMMIT)
         again = [piece for piece in pieces if self._answered(piece, answers)]
         refusal = next((answer for answer in answers.values() if isinstance(answer, Refused)), None)
-        if refusal is None:
+        if refusal is None or refusal.is_data:
             self._refused_since = None
+        if refusal is None:
             return True
         if refusal.is_data:
             self._split(again, refusal)
             return True
+        self._refused_shard = again[0].shard if again else None
         if self._refused_since is None:
             self._refused_since = began
             _log.warning("store_refuses", detail=refusal.detail)
         if self.is_refused:
             again = self._give_up_clients(again, refusal)
-        if again:
+        if any(piece.writes for piece in again):
             self._retry.appendleft(again)
         return False
 
