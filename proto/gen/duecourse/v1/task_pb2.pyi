@@ -352,7 +352,7 @@ class NewTask(_message.Message):
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Handed to the handler, for trace context and the like. At most 64 entries; a key has 1 to 255 bytes, keys and
-        values together at most 16 KiB.
+        values together at most 16 KiB; no NUL characters.
         """
 
     @_builtins.property
@@ -377,12 +377,14 @@ class NewTask(_message.Message):
 
     @_builtins.property
     def start_deadline(self) -> _timestamp_pb2.Timestamp:
-        """No handler begins for the first time after this instant: the task then ends FAILED. After `run_at`; default none."""
+        """No handler begins for the first time after this instant: the task then ends FAILED. After `run_at`, at most in the
+        year 9999; default none.
+        """
 
     @_builtins.property
     def completion_deadline(self) -> _timestamp_pb2.Timestamp:
-        """The task ends FAILED if it has not succeeded by this instant; a running attempt is asked to stop. After `run_at`;
-        default none.
+        """The task ends FAILED if it has not succeeded by this instant; a running attempt is asked to stop. After `run_at`,
+        at most in the year 9999; default none.
         """
 
     @_builtins.property
