@@ -33,6 +33,7 @@ _log = logs.get("shards.terms")
 _FIRST_RETRY: Micros = 50 * bounds.MILLISECOND
 _LONGEST_RETRY: Micros = 2 * bounds.SECOND
 _HOLDERS_KEPT = 16
+"""Of a shard, for as long as a raise whose answer was lost can still take effect."""
 
 
 class TermsChecked(Protocol):
@@ -69,8 +70,10 @@ class Terms:
         self._metrics = metrics
         self._lanes: CommitLanes
         self._wanted: set[ShardId] = set()
-        self._tried: dict[ShardId, tuple[bytes, ...]] = {}
-        """The holders of this process's terms: a further raise must find one of them in the row."""
+        self._raising: dict[ShardId, bytes] = {}
+        """The holders of terms that are being raised; the same for all tries at one."""
+        self._held: dict[ShardId, tuple[bytes, ...]] = {}
+        """The holders of this process's terms: once it had one, a further raise must find one of ours in the row."""
         self._wake = asyncio.Event()
 
     def connect(self, lanes: CommitLanes) -> None:
@@ -81,9 +84,14 @@ class Terms:
 
     def superseded(self, shard: Shard, answer: Stale, unsent: Sequence[Write] = ()) -> None:
         """End a term because another has begun; `unsent` were not applied."""
+        number = shard.fence.shard
         if self._loop.end(shard, (), [*unsent, *self._lanes.withdraw(shard)]):
             self._note_end(shard, "stale", f"epoch {answer.epoch}, holder {answer.holder.hex()}")
-            self._leadership.superseded(shard.fence.shard, answer)
+            if answer.holder in self._held.get(number, ()):
+                # A raise of ours whose answer had been lost has taken effect late.
+                self._leadership.ended(number)
+            else:
+                self._leadership.superseded(number, answer)
 
     def uncertain(self, shard: Shard, detail: str, uncertain: Sequence[Write], unsent: Sequence[Write]) -> None:
         """End a term because the answer to `uncertain` was lost."""
@@ -130,10 +138,9 @@ class Terms:
     async def _raise(self, wanted: Sequence[ShardId]) -> Mapping[ShardId, Raised]:
         requests = []
         for shard in wanted:
-            holder = os.urandom(16)
-            tried = self._tried.get(shard)
-            requests.append(RaiseRequest(shard, holder, None, tried))
-            self._tried[shard] = (*(tried or ()), holder)[-_HOLDERS_KEPT:]
+            holder = self._raising.setdefault(shard, os.urandom(16))
+            held = self._held.get(shard)
+            requests.append(RaiseRequest(shard, holder, None, held and (*held, holder)))
         answers = await self._store.raise_epochs(self._leadership.coordination, requests, self._loop.clock.now().latest)
         raised = {}
         for shard, answer in answers.items():
@@ -143,6 +150,7 @@ class Terms:
             else:
                 raised[shard] = answer
                 self.loading[shard] = answer.fence.epoch
+                self._held[shard] = (*self._held.get(shard, ()), self._raising.pop(shard))[-_HOLDERS_KEPT:]
         return raised
 
     async def _load(self, raised: Mapping[ShardId, Raised]) -> None:
