@@ -1,0 +1,49 @@
+"""The clock of one simulated machine: its wall clock may be off, jump and drift, its elapsed time runs almost right."""
+
+import asyncio
+from typing import Final
+
+from simulation.loop import SimulationLoop
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros, Now
+
+START: Final[Micros] = 1_800_000_000 * bounds.SECOND
+"""What every right clock shows when a run begins."""
+
+
+class MachineClock:
+    """A `Clock`. Like the machine's own, it stands still where the wall clock was set back."""
+
+    def __init__(self, loop: SimulationLoop, boot: Micros = 0, drift: float = 0.0) -> None:
+        self.offset: Micros = 0
+        """How far the wall clock is off."""
+        self._loop = loop
+        self._boot = boot
+        self._rate = 1.0 + drift
+        self._last = 0
+
+    def now(self) -> Now:
+        """Read the wall clock and the elapsed time."""
+        self._last = utc = max(self._last, START + self._loop.now + self.offset)
+        return Now(utc, utc, self.elapsed())
+
+    def elapsed(self) -> Micros:
+        """Read the elapsed time."""
+        return self._boot + int(self._loop.now * self._rate)
+
+    async def sleep(self, duration: Micros) -> None:
+        """Sleep in steps of at most a second, until the elapsed time says so."""
+        until = self.elapsed() + duration
+        while (left := until - self.elapsed()) > 0:
+            woken = self._loop.create_future()
+            timer = self._loop.call_later(min(left, bounds.LONGEST_SLEEP) / bounds.SECOND, _wake, woken)
+            try:
+                await woken
+            finally:
+                timer.cancel()
+
+
+def _wake(woken: "asyncio.Future[None]") -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -1,0 +1,39 @@
+"""What can happen, by name, so that what never did is seen: the checker counts, and this says what is to be counted."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from simulation.checker import TRANSITIONS
+from simulation.plan import FaultKind
+
+from duecourse.server.core.task import AttemptOutcome
+
+EXPECTED: Final = (
+    "none to pending",
+    *(f"{before} to {after}" for before, after in sorted(TRANSITIONS)),
+    *(f"attempt {outcome}" for outcome in AttemptOutcome),
+    *(f"fault {kind}" for kind in FaultKind),
+    *(f"store {answer}" for answer in ("committed", "taken", "mismatched", "stale", "raised", "raise refused")),
+    *(f"store {fate}" for fate in ("not applied", "lost before", "lost after", "late", "held", "no answer in time")),
+    *(f"read {kind}" for kind in ("tasks", "attempt", "lanes", "buckets", "held", "audit")),
+    *(f"node says {event}" for event in (
+        "welcome", "assignments", "heartbeat", "term_started", "leases_wanted", "outcomes_recorded",
+        "cancel_requested", "lease_lost", "credit_returned", "draining",
+    )),
+    *(f"worker says {event}" for event in (
+        "hello", "credit", "started", "succeeded", "failed", "returned", "heartbeat", "leases_held", "goodbye",
+    )),
+    *(f"verdict outcome_verdict_{verdict}" for verdict in ("recorded", "lease_lost", "unknown_token", "not_leader")),
+    *(f"stop stop_reason_{reason}" for reason in ("cancelled", "timed_out")),
+    *(f"answer {answer}" for answer in ("created", "existing", "prevented", "requested", "already_finished")),
+    *(f"client {error}" for error in ("Unavailable", "OutcomeUncertain", "DeadlineExceeded", "TaskExists")),
+    "node superseded",
+    "node drained",
+    "purged",
+    "handler starts",
+)  # fmt: skip
+
+
+def missing(seen: Mapping[str, int]) -> list[str]:
+    """Return what did not happen."""
+    return [name for name in EXPECTED if not seen.get(name)]

@@ -1,0 +1,376 @@
+"""What runs on the simulated machines: nodes, workers and clients, each the real code in a process of its own.
+
+Of a node everything runs but its sockets and signals: the same scheduler, the same services behind the same handlers.
+Of a worker everything but its channels and signals, of a client all but its channels.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from hashlib import blake2b
+from typing import Final
+
+from simulation.checker import Checker
+from simulation.clock import START, MachineClock
+from simulation.loop import Process, SimulationLoop
+from simulation.network import Network
+from simulation.plan import QUEUES, TASK_TYPES, Ending, Setup, TaskPlan
+from simulation.store import SimulatedStore
+
+from duecourse.client import Client, errors, tasks
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.server.failpoints import Failpoints
+from duecourse.server.leadership import Superseded
+from duecourse.server.leadership.solo import Solo
+from duecourse.server.rpc import ClusterDescription, NodeDescription, registration
+from duecourse.server.rpc.calls import Calls
+from duecourse.server.rpc.cluster_service import ClusterService
+from duecourse.server.rpc.task_service import TaskService
+from duecourse.server.rpc.worker_service import WorkerService
+from duecourse.server.scheduler import Options, Scheduler
+from duecourse.server.storage import StoreUnavailable
+from duecourse.server.telemetry.metrics import Metrics
+from duecourse.timing import backoff
+from duecourse.v1 import cluster_service_pb2, task_service_pb2, worker_service_pb2
+from duecourse.worker import NonRetryable, RetryAfter, TaskContext
+from duecourse.worker.capacity import Capacity, Introduction
+from duecourse.worker.incarnation import Incarnation
+from duecourse.worker.registry import Registry
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DRAIN: Final = 5 * bounds.SECOND
+_LONGEST_TEXT: Final = 64
+
+
+class _Stopped(Exception):
+    """The node was told to end, and has drained."""
+
+
+class Node:
+    """A node at an address."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        address: str,
+        process: Process,
+        clock: MachineClock,
+        store: SimulatedStore,
+        network: Network,
+        checker: Checker,
+    ) -> None:
+        self.address = address
+        self.process = process
+        self.clock = clock
+        self.has_ended = False
+        self.scheduler: Scheduler | None = None
+        self._setup = setup
+        self._store = store
+        self._network = network
+        self._checker = checker
+        self._told_to_end = asyncio.Event()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs now."""
+        return not (self.has_ended or self.process.is_dead or self.process.is_paused)
+
+    def stop(self) -> None:
+        """Tell it to drain and to end."""
+        self._told_to_end.set()
+
+    async def run(self) -> None:
+        """Run until another node takes over, or it is told to end."""
+        try:
+            await self._open()
+            rows = await self._store.shards()
+            scheduler = self.scheduler = self._scheduler(rows)
+            async with asyncio.TaskGroup() as group:
+                scheduler.start(group)
+                group.create_task(self._drain(scheduler), name="drain")
+        except* StoreUnavailable:
+            pass  # It could not even read the shards; whoever watches over it starts it again.
+        except* Superseded:
+            self._checker.superseded(self.process)
+            self._checker.coverage["node superseded"] += 1
+        except* _Stopped:
+            self._checker.coverage["node drained"] += 1
+        finally:
+            self.has_ended = True
+            if not self.process.is_dead:
+                self._network.gone(self.process, has_notice=True)
+
+    async def _open(self) -> None:
+        waits = backoff.delays(100 * bounds.MILLISECOND, 2 * bounds.SECOND, random.Random())
+        while True:
+            try:
+                await self._store.open()
+            except StoreUnavailable:
+                await self.clock.sleep(next(waits))
+                continue
+            return
+
+    def _scheduler(self, rows: Sequence[object]) -> Scheduler:
+        setup = self._setup
+        options = Options(
+            node_id=self.process.name,
+            lease=setup.lease,
+            heartbeat=setup.heartbeat,
+            horizon=setup.horizon,
+            head=setup.head,
+            retention=setup.retention,
+        )
+        metrics = Metrics(node_id=self.process.name)
+        scheduler = Scheduler(options, self._store, rows, Solo(), self.clock, metrics, Failpoints())  # type: ignore[arg-type]
+        calls = Calls(metrics)
+        loop = scheduler.loop
+        services = (
+            (
+                task_service_pb2.DESCRIPTOR.services_by_name["TaskService"],
+                TaskService(
+                    scheduler.commands, self._store, calls, metrics, shard_of_slot=loop.shard_of_slot, utc=loop.utc
+                ),
+            ),
+            (
+                worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+                WorkerService(scheduler.hub, loop, calls),
+            ),
+            (
+                cluster_service_pb2.DESCRIPTOR.services_by_name["ClusterService"],
+                ClusterService(partial(self._describe, scheduler), calls),
+            ),
+        )
+        self._network.listen(self.address, self.process, [registration.handler_of(*service) for service in services])
+        return scheduler
+
+    def _describe(self, scheduler: Scheduler) -> ClusterDescription:
+        return scheduler.describe(NodeDescription(self.process.name, self.address, "simulated"))
+
+    async def _drain(self, scheduler: Scheduler) -> None:
+        await self._told_to_end.wait()
+        scheduler.begin_drain()
+        await scheduler.finish_drain(self.clock.elapsed() + _DRAIN)
+        raise _Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What a handler is told by the payload that it gets."""
+
+    plan: TaskPlan
+
+    @property
+    def payload(self) -> bytes:
+        """Return what is submitted: different bytes for each task."""
+        size = self.plan.payload_bytes
+        pattern = blake2b(self.plan.task_id.encode(), digest_size=32).digest()
+        return (pattern * (size // 32 + 1))[:size]
+
+    @property
+    def other_payload(self) -> bytes:
+        """Return what is submitted where the same id is used for something else."""
+        return self.payload + b"!"
+
+    def ending(self, attempt: int) -> tuple[Ending, Micros]:
+        """Tell how an attempt is to end, and after how long."""
+        endings = self.plan.endings
+        return endings[attempt - 1] if attempt <= len(endings) else (Ending.SUCCESS, 0)
+
+
+class Worker:
+    """A worker process."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        name: str,
+        addresses: Sequence[str],
+        process: Process,
+        clock: MachineClock,
+        briefs: dict[str, Brief],
+        checker: Checker,
+    ) -> None:
+        self.process = process
+        self.has_ended = False
+        self.incarnation: Incarnation | None = None
+        self._setup = setup
+        self._name = name
+        self._addresses = addresses
+        self._clock = clock
+        self._briefs = briefs
+        self._checker = checker
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs now."""
+        return not (self.has_ended or self.process.is_dead or self.process.is_paused)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a node serves it."""
+        return self.incarnation is not None and any(pump.is_serving for pump in self.incarnation.pumps)
+
+    async def run(self) -> None:
+        """Work until it is told to stop."""
+        registry = Registry()
+        for task_type in TASK_TYPES:
+            registry.add(task_type, self._handle)
+        introduction = Introduction(
+            namespace="default",
+            worker=self._name,
+            incarnation=random.Random().randbytes(16).hex(),
+            queues=QUEUES,
+            task_types=TASK_TYPES,
+            library="simulated",
+        )
+        capacity = Capacity(slots=self._setup.slots, prefetch=self._setup.prefetch)
+        incarnation = Incarnation(self._addresses, introduction, capacity, registry, self._clock)
+        self.incarnation = incarnation
+        try:
+            await incarnation.run(2.0)
+        finally:
+            self.has_ended = True
+
+    def stop(self) -> None:
+        """Tell it to drain and to end."""
+        if self.incarnation is not None:
+            self.incarnation.stop()
+
+    async def _handle(self, context: TaskContext) -> object:
+        brief = self._briefs[context.task_id]
+        token = context._attempt.token
+        checker = self._checker
+        checker.started(self.process, token, context.task_id, context.attempt, context.payload)
+        ending, duration = brief.ending(context.attempt)
+        until = self._clock.elapsed() + duration
+        while True:
+            try:
+                await self._clock.sleep(until - self._clock.elapsed())
+                break
+            except asyncio.CancelledError:
+                if ending is not Ending.STUBBORN:
+                    raise
+        match ending:
+            case Ending.FAILURE:
+                raise ValueError(f"attempt {context.attempt} fails")
+            case Ending.FATAL:
+                raise NonRetryable("no use")
+            case Ending.LATER:
+                raise RetryAfter(timedelta(milliseconds=300))
+            case _:
+                return {"attempt": context.attempt} if context.attempt % 2 else None
+
+
+class Submitter:
+    """A client process: submits its tasks, cancels some, submits some again."""
+
+    def __init__(
+        self,
+        name: str,
+        addresses: Sequence[str],
+        process: Process,
+        clock: MachineClock,
+        briefs: Sequence[Brief],
+        checker: Checker,
+        loop: SimulationLoop,
+    ) -> None:
+        self.process = process
+        self.has_ended = False
+        self._name = name
+        self._addresses = addresses
+        self._clock = clock
+        self._briefs = briefs
+        self._checker = checker
+        self._loop = loop
+
+    async def run(self) -> None:
+        """Do all that is planned."""
+        client = Client(self._addresses, clock=self._clock, source=random.Random())
+        batches: dict[int, list[Brief]] = {}
+        async with asyncio.TaskGroup() as group:
+            for brief in self._briefs:
+                plan = brief.plan
+                if plan.batch:
+                    batches.setdefault(plan.batch, []).append(brief)
+                else:
+                    group.create_task(self._at(plan.submit_at, partial(self._submit, client, brief, plan.task_id)))
+                if plan.cancel_at is not None:
+                    group.create_task(self._at(plan.cancel_at, partial(self._cancel, client, plan)))
+                if plan.repeat_at is not None:
+                    group.create_task(self._at(plan.repeat_at, partial(self._repeat, client, brief)))
+            for together in batches.values():
+                first = min(brief.plan.submit_at for brief in together)
+                group.create_task(self._at(first, partial(self._submit_many, client, together)))
+        self.has_ended = True
+
+    async def _at(self, at: Micros, act: Callable[[], object]) -> None:
+        await self._clock.sleep(at - self._loop.now)
+        for _ in range(3):
+            try:
+                await act()  # type: ignore[misc]
+                return
+            except errors.Refused as refused:
+                self._count(refused)
+                return
+            except (errors.Unavailable, errors.OutcomeUncertain) as failed:
+                self._count(failed)
+            await self._clock.sleep(bounds.SECOND)
+
+    async def _submit(self, client: Client, brief: Brief, task_id: str) -> None:
+        await client.submit(_new_task(brief))
+
+    async def _submit_many(self, client: Client, briefs: Sequence[Brief]) -> None:
+        results = await client.submit_many([_new_task(brief) for brief in briefs], batch_size=20, in_flight=2)
+        for brief, result in zip(briefs, results, strict=True):
+            if isinstance(result, errors.DuecourseError):
+                self._count(result)
+                if result.is_worth_retrying:
+                    await client.submit(_new_task(brief))
+
+    async def _repeat(self, client: Client, brief: Brief) -> None:
+        task = _new_task(brief)
+        if not brief.plan.is_repeated_differently:
+            await client.submit(task)
+            return
+        task.payload = brief.other_payload
+        await client.submit(task)
+
+    async def _cancel(self, client: Client, plan: TaskPlan) -> None:
+        cancellation = await client.cancel(
+            plan.task_id, wait=timedelta(microseconds=plan.cancel_wait), request_id=f"cancel-{plan.task_id}"
+        )
+        self._checker.coverage[f"client {cancellation.result}"] += 1
+
+    def _count(self, error: errors.DuecourseError) -> None:
+        self._checker.coverage[f"client {type(error).__name__}"] += 1
+
+
+def _new_task(brief: Brief) -> tasks.NewTask:
+    plan = brief.plan
+    return tasks.NewTask(
+        plan.task_type,
+        brief.payload,
+        run_at=None if plan.run_at is None else _utc(plan.run_at),
+        delay=None if plan.delay is None else timedelta(microseconds=plan.delay),
+        queue=plan.queue,
+        task_id=plan.task_id,
+        priority=plan.priority,
+        fairness_key=plan.fairness_key,
+        retry_policy=tasks.RetryPolicy(
+            max_attempts=plan.max_attempts,
+            initial_backoff=timedelta(microseconds=plan.backoff),
+            max_backoff=timedelta(microseconds=4 * plan.backoff),
+        ),
+        attempt_timeout=timedelta(microseconds=plan.attempt_timeout),
+        start_deadline=None if plan.start_deadline is None else _utc(plan.start_deadline),
+        completion_deadline=None if plan.completion_deadline is None else _utc(plan.completion_deadline),
+        on_lost_attempt=tasks.OnLostAttempt.FAIL if plan.fails_when_lost else None,
+    )
+
+
+def _utc(since_start: Micros) -> datetime:
+    return _EPOCH + timedelta(microseconds=START + since_start)

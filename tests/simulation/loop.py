@@ -1,0 +1,278 @@
+"""An event loop with virtual time, and the processes that share it.
+
+One thread runs everything: a *process* is what dies, stops and goes on together, as an operating system's would, and
+every callback belongs to the process in whose context it was made. Which process runs next, and by default which of
+its callbacks, is drawn from the seed. Each step takes a little time; when nothing can run, time jumps to the next
+timer. So a run is a function of its seed, and minutes pass in a fraction of a second.
+
+- A process that is *paused* keeps what becomes ready and runs it when it goes on, like SIGSTOP and SIGCONT.
+- A process that is *dead* runs nothing any more, not even its `finally` blocks, like SIGKILL.
+"""
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+
+_PROCESS: Final[contextvars.ContextVar["Process"]] = contextvars.ContextVar("process")
+_LAST_STEPS: Final = 200_000
+
+
+class Deadlock(Exception):
+    """Nothing can run and nothing is due: somebody waits for ever."""
+
+
+class Process:
+    """What runs, pauses and dies together."""
+
+    def __init__(self, loop: "SimulationLoop", name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.is_paused = False
+        self.is_dead = False
+        self.began_at = loop.now
+        self.resumed_at: Micros = -bounds.DAY
+        """When it last went on after a pause."""
+        self.context = contextvars.Context()
+        self.context.run(_PROCESS.set, self)
+        self.ready: deque[asyncio.Handle] = deque()
+        self.is_runnable = False
+        self._loop = loop
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str | None = None) -> "asyncio.Task[Any]":
+        """Run a coroutine in this process, at the outermost level."""
+        return self._loop.create_task(coroutine, name=name, context=self.context.copy())
+
+    def pause(self) -> None:
+        """Let nothing of it run until it is resumed."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.is_paused = False
+        self.resumed_at = self._loop.now
+        self._loop.enqueue(self)
+
+    def kill(self) -> None:
+        """Let nothing of it run ever again."""
+        self.is_dead = True
+
+
+class SimulationLoop(asyncio.AbstractEventLoop):
+    """See the module's docstring. `step` is how long a callback takes."""
+
+    def __init__(self, seed: int, *, step: Micros = 5, is_shuffled: bool = True) -> None:
+        self.now: Micros = 0
+        """Elapsed since the beginning, for whoever sees everything."""
+        self.steps = 0
+        self.digest = 0
+        """Of all that ran so far: two runs are the same if this is."""
+        self.failures: list[str] = []
+        """Exceptions that nobody handled."""
+        self._random = random.Random(seed).random
+        self._step = step
+        self._is_shuffled = is_shuffled
+        self._timers: list[tuple[Micros, int, asyncio.TimerHandle, Process]] = []
+        self._order = itertools.count()
+        self._task_numbers = itertools.count(1)
+        self._runnable: list[Process] = []
+        self._processes = itertools.count()
+        self._is_ending = False
+        self._is_closed = False
+        self.world = self.process("world")
+        """Who carries messages and works miracles; never pauses, never dies."""
+
+    def process(self, name: str) -> Process:
+        """Make a process."""
+        return Process(self, name, next(self._processes))
+
+    @property
+    def current(self) -> Process:
+        """The process that runs now."""
+        return _PROCESS.get(self.world)
+
+    def enqueue(self, process: Process) -> None:
+        """Let a process run if it has something to run."""
+        if process.ready and not process.is_runnable and not process.is_paused and not process.is_dead:
+            process.is_runnable = True
+            self._runnable.append(process)
+
+    def after(self, delay: Micros, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Call back in the world, after a delay."""
+        return self._at(self.now + delay, callback, args, self.world.context, self.world)
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run the world's coroutine to its end, then end all that is left. Raises Deadlock and what `main` raises."""
+        asyncio._set_running_loop(self)
+        try:
+            task = self.world.spawn(main, "world")
+            while not task.done():
+                self._turn()
+            self._end_all()
+            task.result()
+        finally:
+            asyncio._set_running_loop(None)
+            self._is_closed = True
+
+    def _turn(self) -> None:
+        timers = self._timers
+        now = self.now
+        while timers and timers[0][0] <= now:
+            _, _, timer, process = heapq.heappop(timers)
+            if not timer.cancelled():
+                process.ready.append(timer)
+                self.enqueue(process)
+        runnable = self._runnable
+        if not runnable:
+            if not timers:
+                raise Deadlock
+            self.now = max(now, timers[0][0])
+            return
+        index = int(self._random() * len(runnable))
+        process = runnable[index]
+        ready = process.ready
+        if process.is_paused or process.is_dead:
+            self._dequeue(index)
+            return
+        if self._is_shuffled and len(ready) > 1:
+            ready.rotate(-int(self._random() * len(ready)))
+        handle = ready.popleft()
+        if not ready:
+            self._dequeue(index)
+        if handle.cancelled():
+            return
+        self.steps += 1
+        self.digest = hash((self.digest, now, process.number))
+        handle._run()
+        self.now = now + self._step
+
+    def _dequeue(self, index: int) -> None:
+        runnable = self._runnable
+        runnable[index].is_runnable = False
+        last = runnable.pop()
+        if index < len(runnable):
+            runnable[index] = last
+
+    def _end_all(self) -> None:
+        """Cancel what is left, of the dead as well, so that nothing is left for the garbage collector to end."""
+        self._is_ending = True
+        left = sorted((task for task in asyncio.all_tasks(self)), key=hash)
+        for process in {task.process: None for task in left if isinstance(task, _Task)}:
+            process.is_dead = process.is_paused = False
+            self.enqueue(process)
+        for task in left:
+            task.cancel()
+        with suppress(Deadlock):
+            for _ in range(_LAST_STEPS):
+                self._turn()
+
+    # What asyncio asks of a loop.
+
+    def time(self) -> float:
+        """Read the elapsed time in seconds."""
+        return self.now / bounds.SECOND
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Run a callback as soon as its process gets round to it."""
+        if context is None:
+            context = contextvars.copy_context()
+        process = context.get(_PROCESS, self.world)
+        handle = asyncio.Handle(callback, args, self, context)
+        process.ready.append(handle)
+        if not process.is_runnable:
+            self.enqueue(process)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run a callback after a delay in seconds."""
+        return self._scheduled(self.now + max(0, round(delay * bounds.SECOND)), callback, args, context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run a callback at a time of this loop in seconds."""
+        return self._scheduled(round(when * bounds.SECOND), callback, args, context)
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        """Make a future."""
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> "asyncio.Task[Any]":
+        """Run a coroutine, in the process that runs now unless the context says otherwise."""
+        return _Task(coroutine, self, name, context, next(self._task_numbers))
+
+    def get_debug(self) -> bool:
+        """Be fast."""
+        return False
+
+    def is_running(self) -> bool:
+        """Tell that it runs."""
+        return True
+
+    def is_closed(self) -> bool:
+        """Tell whether the run is over."""
+        return self._is_closed
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Note an exception that nobody handled."""
+        if self._is_ending:
+            return
+        error = context.get("exception")
+        self.failures.append(f"{self.current}: {context.get('message')}: {error!r}")
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Do nothing: what is cancelled is passed over when its time comes."""
+
+    def _scheduled(
+        self, when: Micros, callback: Callable[..., object], args: Any, context: contextvars.Context | None
+    ) -> asyncio.TimerHandle:
+        if context is None:
+            context = contextvars.copy_context()
+        return self._at(when, callback, args, context, context.get(_PROCESS, self.world))
+
+    def _at(
+        self, when: Micros, callback: Callable[..., object], args: Any, context: contextvars.Context, process: Process
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when / bounds.SECOND, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._order), handle, process))
+        return handle
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose hash does not depend on its address: asyncio keeps tasks in sets and walks through them."""
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        loop: SimulationLoop,
+        name: str | None,
+        context: contextvars.Context | None,
+        number: int,
+    ) -> None:
+        self._number = number
+        self.process = loop.current if context is None else context.get(_PROCESS, loop.world)
+        super().__init__(coroutine, loop=loop, name=name or f"task {number}", context=context)
+
+    def __hash__(self) -> int:
+        return self._number

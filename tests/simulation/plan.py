@@ -1,0 +1,267 @@
+"""What is to happen in a run, drawn from its seed before it begins: the set-up, the tasks, and the faults.
+
+It is plain data, so that a run that fails can be tried again with fewer tasks and fewer faults.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+
+TASK_TYPES: Final = ("send", "resize")
+QUEUES: Final = ("default", "mail")
+
+
+class Ending(StrEnum):
+    """How an attempt's handler ends, if nobody stops it."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    FATAL = "fatal"
+    LATER = "later"
+    """Asks to be tried again after a while."""
+    STUBBORN = "stubborn"
+    """Succeeds, and does not listen when it is asked to stop."""
+
+
+class FaultKind(StrEnum):
+    """What can go wrong."""
+
+    NODE_CRASH = "node crash"
+    NODE_LOST = "node lost"
+    """Its machine is gone: nobody is told."""
+    NODE_PAUSE = "node pause"
+    NODE_REPLACED = "node replaced"
+    NODE_REPLACED_WHILE_PAUSED = "node replaced while paused"
+    NODE_DRAIN = "node drain"
+    STORE_UNREACHABLE = "store unreachable"
+    STORE_REFUSING = "store refusing"
+    STORE_LOSSY = "store lossy"
+    STORE_FROZEN = "store frozen"
+    STORE_SLOW = "store slow"
+    STREAMS_CUT = "streams cut"
+    STREAMS_LOST = "streams lost"
+    STREAMS_DEAF = "streams deaf"
+    """What the worker says is lost."""
+    STREAMS_MUTE = "streams mute"
+    """What the node says is lost."""
+    WORKER_PARTITION = "worker partition"
+    CLIENT_PARTITION = "client partition"
+    CLIENT_CUT = "client cut"
+    SLOW_NETWORK = "slow network"
+    WORKER_CRASH = "worker crash"
+    WORKER_PAUSE = "worker pause"
+    WORKER_STOP = "worker stop"
+    CLOCK_JUMP = "clock jump"
+
+
+MOMENTS: Final = (
+    "commit sent",
+    "commit applied",
+    "commit answered",
+    "raised",
+    "read tasks",
+    "read attempt",
+    "read lanes",
+    "assignments said",
+    "outcomes recorded",
+    "submission answered",
+    "cancel requested",
+    "outcome said",
+)
+"""Moments at which a fault that waits for one strikes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """A task, and what its client does about it. Times count from the beginning of the run."""
+
+    task_id: str
+    client: int
+    submit_at: Micros
+    batch: int
+    """Tasks of one client with the same number above 0 are submitted together."""
+    run_at: Micros | None
+    delay: Micros | None
+    queue: str
+    task_type: str
+    priority: int
+    fairness_key: str
+    max_attempts: int
+    backoff: Micros
+    attempt_timeout: Micros
+    start_deadline: Micros | None
+    completion_deadline: Micros | None
+    fails_when_lost: bool
+    payload_bytes: int
+    endings: Sequence[tuple[Ending, Micros]]
+    """Of its attempts in turn; later ones succeed at once."""
+    cancel_at: Micros | None
+    cancel_wait: Micros
+    repeat_at: Micros | None
+    """Submit it again."""
+    is_repeated_differently: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """A fault: strikes at its time, or at the first such moment after it."""
+
+    at: Micros
+    kind: FaultKind
+    target: int
+    duration: Micros
+    moment: str | None
+    reaction: Micros
+    """How long after its moment it strikes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How the cluster is set up."""
+
+    shards: int
+    workers: int
+    clients: int
+    slots: int
+    prefetch: int
+    lease: Micros
+    heartbeat: Micros
+    horizon: Micros
+    head: int
+    retention: Micros
+    step: Micros
+    is_shuffled: bool
+    duration: Micros
+    """How long faults go on; the rest is for healing."""
+    leaves_paused: bool
+    """What is paused at the end stays so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """See the module's docstring."""
+
+    seed: int
+    setup: Setup
+    tasks: Sequence[TaskPlan]
+    faults: Sequence[FaultPlan]
+
+
+def draw(seed: int) -> Plan:
+    """Draw the plan of a seed."""
+    source = random.Random(f"{seed} plan")
+    setup = _setup(source)
+    tasks = [_task(source, number, setup) for number in range(source.randint(100, 140))]
+    faults = sorted((_fault(source, setup) for _ in range(source.randint(5, 12))), key=lambda fault: fault.at)
+    return Plan(seed=seed, setup=setup, tasks=tasks, faults=faults)
+
+
+def _setup(source: random.Random) -> Setup:
+    lease, heartbeat = source.choice(((15, 5), (15, 3), (6, 2), (8, 1)))
+    return Setup(
+        shards=source.choice((1, 2, 4)),
+        workers=source.choice((2, 2, 3)),
+        clients=2,
+        slots=source.choice((1, 3, 10)),
+        prefetch=source.choice((0, 2, 10)),
+        lease=lease * bounds.SECOND,
+        heartbeat=heartbeat * bounds.SECOND,
+        horizon=source.choice((10, 60)) * bounds.SECOND,
+        head=source.choice((4, 8, 256)),
+        retention=source.choice((bounds.HOUR, bounds.HOUR, 5 * bounds.SECOND)),
+        step=source.choice((1, 5, 40)),
+        is_shuffled=source.random() < 0.5,
+        duration=source.randint(30, 45) * bounds.SECOND,
+        leaves_paused=source.random() < 0.5,
+    )
+
+
+def _task(source: random.Random, number: int, setup: Setup) -> TaskPlan:
+    span = setup.duration - 5 * bounds.SECOND
+    # Most come in bursts: many at once, due at once.
+    burst = source.randrange(8)
+    submit_at = (
+        span * burst // 8 + source.randrange(200 * bounds.MILLISECOND)
+        if source.random() < 0.6
+        else source.randrange(span)
+    )
+    is_batched = source.random() < 0.4
+    run_at, delay = _when(source, submit_at, burst, span)
+    due = submit_at if run_at is None else max(run_at, submit_at)
+    has_deadline = source.random()
+    return TaskPlan(
+        task_id=f"task-{number}",
+        client=source.randrange(setup.clients),
+        submit_at=submit_at,
+        batch=burst + 1 if is_batched else 0,
+        run_at=run_at,
+        delay=delay,
+        queue=source.choice(QUEUES),
+        task_type=source.choice(TASK_TYPES),
+        priority=source.choice((0, 0, 0, -3, 5)),
+        fairness_key=source.choice(("", "", "tenant-a", "tenant-b")),
+        max_attempts=source.choice((1, 2, 3, 5)),
+        backoff=source.choice((1, 50, 500, 2_000)) * bounds.MILLISECOND,
+        attempt_timeout=source.choice((1, 4, 10, 30)) * bounds.SECOND,
+        start_deadline=due + source.randint(1, 10) * bounds.SECOND if has_deadline < 0.1 else None,
+        completion_deadline=due + source.randint(1, 15) * bounds.SECOND if has_deadline > 0.9 else None,
+        fails_when_lost=source.random() < 0.15,
+        payload_bytes=source.choice((0, 10, 200, 2_000)),
+        endings=[_ending(source) for _ in range(source.randint(0, 3))],
+        cancel_at=_cancel_at(source, submit_at, due),
+        cancel_wait=source.choice((0, 200, 1_000, 3_000)) * bounds.MILLISECOND,
+        repeat_at=submit_at + source.randrange(10 * bounds.SECOND) if source.random() < 0.2 else None,
+        is_repeated_differently=source.random() < 0.3,
+    )
+
+
+def _when(source: random.Random, submit_at: Micros, burst: int, span: Micros) -> tuple[Micros | None, Micros | None]:
+    draw = source.random()
+    if draw < 0.25:
+        return None, None
+    if draw < 0.4:
+        return None, source.randrange(8 * bounds.SECOND)
+    if draw < 0.7:
+        return span * burst // 8 + bounds.SECOND, None
+    if draw < 0.95:
+        return submit_at + source.randrange(20 * bounds.SECOND), None
+    return submit_at - bounds.MINUTE, None
+
+
+def _cancel_at(source: random.Random, submit_at: Micros, due: Micros) -> Micros | None:
+    draw = source.random()
+    if draw < 0.12:
+        return submit_at + source.randrange(bounds.SECOND)
+    if draw < 0.3:
+        return max(submit_at, due + source.randint(-20, 1_000) * bounds.MILLISECOND)
+    return None
+
+
+def _ending(source: random.Random) -> tuple[Ending, Micros]:
+    kinds = (
+        Ending.SUCCESS,
+        Ending.SUCCESS,
+        Ending.FAILURE,
+        Ending.FAILURE,
+        Ending.FATAL,
+        Ending.LATER,
+        Ending.STUBBORN,
+    )
+    longest = source.choice((1, 100, 2_000, 12_000))
+    return source.choice(kinds), source.randrange(longest * bounds.MILLISECOND)
+
+
+def _fault(source: random.Random, setup: Setup) -> FaultPlan:
+    return FaultPlan(
+        at=source.randrange(bounds.SECOND, setup.duration - bounds.SECOND),
+        kind=source.choice(list(FaultKind)),
+        target=source.randrange(12),
+        duration=int(source.choice((0.2, 1, 3, 8, 20)) * source.uniform(0.5, 1.5) * bounds.SECOND),
+        moment=source.choice(MOMENTS) if source.random() < 0.6 else None,
+        reaction=source.choice((0, 0, 30, 300, 3_000)),
+    )

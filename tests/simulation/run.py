@@ -1,0 +1,139 @@
+"""Runs seeds: `python -m simulation.run --seeds 0:2000`, with `tests` on the path, or `poe simulate --seeds 0:2000`.
+
+All cores are used, and progress is shown. A seed that fails is named with the commit that it failed on, and a command
+that replays it with its trace and, if asked to, shrinks its plan. At the end: how much was run, and what of all that
+can happen did.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import Final
+
+from simulation import coverage, plan, shrink, trace, world
+
+from duecourse.timing.clock import SystemClock
+
+_CHUNK: Final = 8
+_clock = SystemClock()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of a number of seeds."""
+
+    seeds: int = 0
+    counted: int = 0
+    steps: int = 0
+    simulated: int = 0
+    cpu_seconds: float = 0.0
+    coverage: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        """Add what came of others."""
+        self.seeds += other.seeds
+        self.counted += other.counted
+        self.steps += other.steps
+        self.simulated += other.simulated
+        self.cpu_seconds += other.cpu_seconds
+        self.coverage += other.coverage
+        self.failures += other.failures
+
+
+def run_seeds(seeds: Sequence[int]) -> Tally:
+    """Run some seeds one after another."""
+    tally = Tally()
+    began = time.process_time()
+    for seed in seeds:
+        result = world.run(plan.draw(seed))
+        tally.seeds += 1
+        tally.counted += result.counts
+        tally.steps += result.steps
+        tally.simulated += result.simulated
+        tally.coverage += result.coverage
+        if result.violations:
+            tally.failures.append((seed, str(result.violations[0])))
+    tally.cpu_seconds = time.process_time() - began
+    return tally
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks for; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="simulation.run", description="Run the simulation.")
+    parser.add_argument("--seeds", default="0:2000", help="one seed, or a range FROM:UNTIL (default: 0:2000)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument("--trace", action="store_true", help="run one seed and show what happened")
+    parser.add_argument("--all", action="store_true", help="with --trace: show everything")
+    parser.add_argument("--shrink", action="store_true", help="with --trace: leave out what the failure does not need")
+    parser.add_argument("--stop-after", type=int, default=10, help="give up after so many failures (default: 10)")
+    given = parser.parse_args(arguments)
+    first, _, until = given.seeds.partition(":")
+    seeds = range(int(first), int(until) if until else int(first) + 1)
+    if given.trace:
+        return _replay(seeds[0], is_shrunk=given.shrink, shows_all=given.all)
+    tally = Tally()
+    for part in _run_everywhere(seeds, given.jobs):
+        tally.add(part)
+        _show_progress(tally, len(seeds))
+        if len(tally.failures) >= given.stop_after:
+            break
+    _report(tally)
+    return 1 if tally.failures else 0
+
+
+def _run_everywhere(seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
+    chunks = [seeds[start : start + _CHUNK] for start in range(0, len(seeds), _CHUNK)]
+    if jobs == 1 or len(chunks) == 1:
+        yield from map(run_seeds, chunks)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        running = [pool.submit(run_seeds, chunk) for chunk in chunks]
+        try:
+            for done in as_completed(running):
+                yield done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _replay(seed: int, *, is_shrunk: bool, shows_all: bool) -> int:
+    wanted = plan.draw(seed)
+    if is_shrunk:
+        wanted = shrink.shrink(wanted, lambda text: print(text, file=sys.stderr))
+    result = world.run(wanted, is_verbose=True)
+    print("\n".join(trace.readable(result, shows_all=shows_all)))
+    return 1 if result.violations else 0
+
+
+def _show_progress(tally: Tally, wanted: int) -> None:
+    if sys.stderr.isatty() or tally.seeds % (25 * _CHUNK) < _CHUNK:
+        end = "\r" if sys.stderr.isatty() else "\n"
+        print(f"{tally.seeds} of {wanted} seeds, {len(tally.failures)} failed", end=end, file=sys.stderr, flush=True)
+
+
+def _report(tally: Tally) -> None:
+    rate = tally.steps / max(tally.cpu_seconds, 1e-9)
+    print(
+        f"{tally.seeds} seeds, {tally.counted} of them counted; {tally.steps} events,"
+        f" {tally.simulated / 3_600_000_000:.1f} simulated hours; {rate:.0f} events a second on one core"
+    )
+    missing = coverage.missing(tally.coverage)
+    print(f"not seen: {', '.join(missing) if missing else 'nothing'}")
+    for seed, text in sorted(tally.failures):
+        print(f"seed {seed} at commit {_commit()}: {text}")
+        print(f"    python -m simulation.run --seeds {seed} --trace --shrink")
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,336 @@
+"""The simulated store: the memory store behind links that delay, refuse, lose answers, and freeze; a link per node.
+
+Every operation travels, is applied in one step, and its answer travels back, so that anything may happen in between. An
+operation that was sent is applied even if its sender has died, unless the link loses it; a node that got no answer in
+time does not know whether, or when, it will be. Without trouble it keeps all promises of `TaskStore`.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, Protocol, TypeVar
+
+from simulation.loop import Process
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.server.core.fence import Fence
+from duecourse.server.core.task import Attempt, ShardId, Task, TaskKey
+from duecourse.server.storage import (
+    CommitAnswer,
+    CorruptRecord,
+    LaneRequest,
+    Loaded,
+    LoadedBuckets,
+    Raised,
+    RaiseRefused,
+    RaiseRequest,
+    Refused,
+    ShardBatch,
+    ShardRow,
+    Stale,
+    StoredTask,
+    StoreUnavailable,
+    TaskPage,
+    TaskQuery,
+    Unknown,
+)
+from duecourse.server.storage.memory import MemoryStore
+
+_T = TypeVar("_T")
+_READ_TIMEOUT: Final = 5 * bounds.SECOND
+
+
+class Trouble(StrEnum):
+    """What is wrong with a link."""
+
+    NONE = "none"
+    UNREACHABLE = "unreachable"
+    """Surely nothing is applied."""
+    REFUSING = "refusing"
+    """Reads are served; writes are refused."""
+    LOSSY = "lossy"
+    """Now and then a connection breaks before or after an operation was applied."""
+    FROZEN = "frozen"
+    """Nothing is answered until it thaws; then what waited is applied, or was lost."""
+    SLOW = "slow"
+
+
+class Observer(Protocol):
+    """Who sees what the store applies, in the step in which it does."""
+
+    def applied(self, process: Process, batches: Sequence[ShardBatch], answers: Mapping[ShardId, CommitAnswer]) -> None:
+        """See a commit."""
+        ...
+
+    def raised(self, process: Process, answers: Mapping[ShardId, Raised | RaiseRefused]) -> None:
+        """See terms begin."""
+        ...
+
+    def purged(self, process: Process, fence: Fence, ended_before: Micros) -> None:
+        """See a purge that was applied or refused."""
+        ...
+
+    def happened(self, moment: str, process: Process) -> None:
+        """See a moment go by at which a fault may strike."""
+        ...
+
+
+class Quiet:
+    """An observer that looks away."""
+
+    def applied(self, process: Process, batches: Sequence[ShardBatch], answers: Mapping[ShardId, CommitAnswer]) -> None:
+        """Look away."""
+
+    def raised(self, process: Process, answers: Mapping[ShardId, Raised | RaiseRefused]) -> None:
+        """Look away."""
+
+    def purged(self, process: Process, fence: Fence, ended_before: Micros) -> None:
+        """Look away."""
+
+    def happened(self, moment: str, process: Process) -> None:
+        """Look away."""
+
+
+class Link:
+    """A node's way to the store, and what is wrong with it."""
+
+    def __init__(self, seed: object) -> None:
+        self.trouble = Trouble.NONE
+        self.loss = 0.3
+        """How often a lossy link loses something."""
+        self._random = random.Random(f"{seed} link")
+        self._held: list[Callable[[], None]] = []
+
+    def mend(self) -> None:
+        """Be well again; of what was held some was lost, and the rest is applied now."""
+        self.trouble = Trouble.NONE
+        held, self._held = self._held, []
+        for arrive in held:
+            if self._random.random() < 0.7:
+                arrive()
+
+    def hold(self, arrive: Callable[[], None]) -> None:
+        """Keep an operation until the link thaws."""
+        self._held.append(arrive)
+
+    def delay(self) -> Micros:
+        """Draw how long one way takes."""
+        draw = self._random.random()
+        if self.trouble is Trouble.SLOW:
+            return int(draw**3 * 4 * bounds.SECOND)
+        return int(100 + draw * 900) if draw < 0.97 else int(draw * 30 * bounds.MILLISECOND)
+
+    def loses(self) -> bool:
+        """Draw whether a connection breaks now."""
+        return self.trouble is Trouble.LOSSY and self._random.random() < self.loss
+
+    def lingers(self) -> bool:
+        """Draw whether a break is noticed only by the time-out, and what was sent is applied late."""
+        return self._random.random() < 0.3
+
+    def late(self) -> Micros:
+        """Draw how late something that lingers is applied."""
+        return int(self._random.random() * 8 * bounds.SECOND)
+
+
+class _NoAnswer(Exception):
+    """The answer was lost; it may or may not have been applied."""
+
+
+class _NotApplied(Exception):
+    """Surely not applied."""
+
+
+class SimulatedStore:
+    """See the module's docstring. Implements `TaskStore` for one process."""
+
+    name = "memory"
+    is_durable = False
+
+    def __init__(
+        self, backing: MemoryStore, link: Link, process: Process | None, world: Any, observer: Observer
+    ) -> None:
+        self._backing = backing
+        self._link = link
+        self._process: Any = process
+        self._world = world
+        self._observer = observer
+
+    async def open(self) -> None:
+        """Connect."""
+        await self._read(lambda: None)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def shards(self) -> Sequence[ShardRow]:
+        """Read the shard rows."""
+        return await self._read(lambda: _now(self._backing.shards()))
+
+    async def raise_epochs(
+        self, coordination: str, requests: Sequence[RaiseRequest], at: Micros
+    ) -> Mapping[ShardId, Raised | RaiseRefused]:
+        """Begin terms."""
+
+        def apply() -> Mapping[ShardId, Raised | RaiseRefused]:
+            answers = _now(self._backing.raise_epochs(coordination, requests, at))
+            self._observer.raised(self._process, answers)
+            return answers
+
+        return await self._write(apply)
+
+    async def commit(self, batches: Sequence[ShardBatch]) -> Mapping[ShardId, CommitAnswer]:
+        """Write several shards at once."""
+        self._observer.happened("commit sent", self._process)
+        # What the caller does with its lists once it has given up must not change what was sent.
+        sent = [ShardBatch(batch.fence, list(batch.inserts), list(batch.updates)) for batch in batches]
+
+        def apply() -> Mapping[ShardId, CommitAnswer]:
+            answers = _now(self._backing.commit(sent))
+            self._observer.applied(self._process, sent, answers)
+            return answers
+
+        try:
+            answers = await self._ask(apply, bounds.COMMIT_TIMEOUT, is_write=True)
+            self._observer.happened("commit answered", self._process)
+            return answers
+        except _NoAnswer as lost:
+            return {batch.fence.shard: Unknown(str(lost)) for batch in batches}
+        except _NotApplied as refused:
+            return {batch.fence.shard: Refused(str(refused), is_data=False) for batch in batches}
+
+    async def purge(self, fence: Fence, ended_before: Micros, limit: int) -> int | Stale:
+        """Delete tasks that ended long ago."""
+
+        def apply() -> int | Stale:
+            answer = _now(self._backing.purge(fence, ended_before, limit))
+            if not isinstance(answer, Stale):
+                self._observer.purged(self._process, fence, ended_before)
+            return answer
+
+        return await self._write(apply)
+
+    async def set_aside(self, fence: Fence, record: CorruptRecord, at: Micros) -> bool | Stale:
+        """End a task that does not decode."""
+        return await self._write(lambda: _now(self._backing.set_aside(fence, record, at)))
+
+    async def load_held(self, shards: Sequence[ShardId]) -> Loaded:
+        """Read what is leased or running."""
+        return await self._read(lambda: _now(self._backing.load_held(shards)), "read held")
+
+    async def load_buckets(
+        self, shards: Sequence[ShardId], due_from: Micros, due_before: Micros, head: int
+    ) -> LoadedBuckets:
+        """Read the first tasks of every lane."""
+        return await self._read(
+            lambda: _now(self._backing.load_buckets(shards, due_from, due_before, head)), "read buckets"
+        )
+
+    async def load_lanes(self, requests: Sequence[LaneRequest]) -> list[Loaded]:
+        """Read on in several lanes."""
+        return await self._read(lambda: _now(self._backing.load_lanes(requests)), "read lanes")
+
+    async def load_tasks(self, keys: Sequence[TaskKey]) -> list[Task | CorruptRecord | None]:
+        """Read single tasks."""
+        return await self._read(lambda: _now(self._backing.load_tasks(keys)), "read tasks")
+
+    async def load_oldest_due(self, shards: Sequence[ShardId], due_before: Micros, limit: int) -> Loaded:
+        """Read the oldest waiting tasks of each shard."""
+        return await self._read(lambda: _now(self._backing.load_oldest_due(shards, due_before, limit)), "read audit")
+
+    async def find_attempt(self, key: TaskKey, lease_token: bytes) -> Attempt | None:
+        """Find an attempt by its token."""
+        return await self._read(lambda: _now(self._backing.find_attempt(key, lease_token)), "read attempt")
+
+    async def read_task(self, key: TaskKey, *, full: bool) -> StoredTask | CorruptRecord | None:
+        """Read a task."""
+        return await self._read(lambda: _now(self._backing.read_task(key, full=full)))
+
+    async def list_tasks(self, query: TaskQuery, after: str, limit: int) -> TaskPage:
+        """List tasks in the order of their ids."""
+        return await self._read(lambda: _now(self._backing.list_tasks(query, after, limit)))
+
+    async def _read(self, apply: Callable[[], _T], moment: str = "") -> _T:
+        try:
+            answer = await self._ask(apply, _READ_TIMEOUT, is_write=False)
+        except (_NoAnswer, _NotApplied) as error:
+            raise StoreUnavailable(str(error)) from None
+        if moment:
+            self._observer.happened(moment, self._process)
+        return answer
+
+    async def _write(self, apply: Callable[[], _T]) -> _T:
+        try:
+            return await self._ask(apply, bounds.COMMIT_TIMEOUT, is_write=True)
+        except (_NoAnswer, _NotApplied) as error:
+            raise StoreUnavailable(str(error)) from None
+
+    async def _ask(self, apply: Callable[[], _T], timeout: Micros, *, is_write: bool) -> _T:
+        """Send an operation and wait for its answer."""
+        if self._process is not None and self._process.is_dead:
+            raise _NotApplied("the process is dead")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_T] = loop.create_future()
+        link = self._link
+
+        def later(delay: Micros, call: Callable[[], None]) -> None:
+            loop.call_later(delay / bounds.SECOND, call, context=self._world)
+
+        def reply(result: _T) -> None:
+            later(link.delay(), lambda: None if answer.done() else answer.set_result(result))
+
+        def fail(error: Exception) -> None:
+            later(link.delay(), lambda: None if answer.done() else answer.set_exception(error))
+
+        def note(what: str) -> None:
+            self._observer.happened(f"store {what}", self._process)
+
+        def arrive_late() -> None:
+            note("late")
+            apply()
+
+        def arrive() -> None:
+            if link.trouble is Trouble.FROZEN:
+                note("held")
+                link.hold(arrive)
+            elif link.trouble is Trouble.UNREACHABLE or (link.trouble is Trouble.REFUSING and is_write):
+                note("not applied")
+                fail(_NotApplied(f"the store is {link.trouble}"))
+            elif link.loses():
+                note("lost before")
+                if not link.lingers():
+                    fail(_NoAnswer("the connection broke"))
+                elif is_write:
+                    later(link.late(), arrive_late)
+            else:
+                result = apply()
+                if not link.loses():
+                    reply(result)
+                    return
+                note("lost after")
+                if not link.lingers():
+                    fail(_NoAnswer("the connection broke"))
+
+        later(link.delay(), arrive)
+        limit = loop.call_later(timeout / bounds.SECOND, self._give_up, answer)
+        try:
+            return await answer
+        finally:
+            limit.cancel()
+
+    def _give_up(self, answer: "asyncio.Future[Any]") -> None:
+        if not answer.done():
+            self._observer.happened("store no answer in time", self._process)
+            answer.set_exception(_NoAnswer("no answer in time"))
+
+
+def _now(method: Coroutine[Any, Any, _T]) -> _T:
+    """Run a method of the memory store, which never waits."""
+    try:
+        method.send(None)
+    except StopIteration as ended:
+        result: _T = ended.value
+        return result
+    raise AssertionError("the memory store waits for nothing")

@@ -1,0 +1,157 @@
+"""What carries messages: delays, pipes that deliver in order but late, and mailboxes at their ends."""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from simulation.loop import Process, SimulationLoop
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+
+WINDOW: Final = 16
+"""How many messages a pipe takes before its sender has to wait for the reader."""
+_RETRANSMIT: Final = 200 * bounds.MILLISECOND
+
+
+class Weather:
+    """How long messages take, and who cannot reach whom."""
+
+    def __init__(self, loop: SimulationLoop, seed: int) -> None:
+        self.slow_share = 0.02
+        self.longest: Micros = 50 * bounds.MILLISECOND
+        self._loop = loop
+        self._random = random.Random(f"{seed} weather")
+        self._blocked: set[tuple[str, str]] = set()
+
+    def delay(self) -> Micros:
+        """Draw how long a message takes."""
+        draw = self._random.random()
+        if draw < self.slow_share:
+            return int(self._random.random() ** 2 * self.longest) + bounds.MILLISECOND
+        return 100 + int(draw * 900)
+
+    def block(self, source: str, target: str) -> None:
+        """Let nothing through from one host to another; what is sent waits."""
+        self._blocked.add((source, target))
+
+    def unblock(self, source: str, target: str) -> None:
+        """Let through again."""
+        self._blocked.discard((source, target))
+
+    def clear(self) -> None:
+        """Be as fair as weather gets."""
+        self._blocked.clear()
+        self.calm()
+
+    def calm(self) -> None:
+        """Be quick again."""
+        self.slow_share = 0.02
+        self.longest = 50 * bounds.MILLISECOND
+
+    def is_blocked(self, source: str, target: str) -> bool:
+        """Tell whether nothing gets through."""
+        return (source, target) in self._blocked
+
+
+def host_of(process: Process) -> str:
+    """Return the machine that a process runs on: the name up to the number of its start."""
+    return process.name.partition("#")[0]
+
+
+class Mailbox:
+    """What has arrived for one reader, and the end of it."""
+
+    def __init__(self, loop: SimulationLoop) -> None:
+        self._loop = loop
+        self._items: deque[Any] = deque()
+        self._end: Callable[[], Any] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: Any) -> None:
+        """Deliver."""
+        self._items.append(item)
+        self._wake()
+
+    def close(self, end: Callable[[], Any]) -> None:
+        """Deliver nothing more: once all is read, readers get what `end` returns or raises."""
+        if self._end is None:
+            self._end = end
+            self._wake()
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing waits."""
+        return not self._items
+
+    async def get(self) -> Any:
+        """Read the next item."""
+        while not self._items:
+            if self._end is not None:
+                return self._end()
+            self._waiter = waiter = self._loop.create_future()
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+        return self._items.popleft()
+
+    def interrupt(self) -> None:
+        """Cancel who reads."""
+        if self._waiter is not None:
+            self._waiter.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Pipe:
+    """One direction of a call: in order, late, until it is lost."""
+
+    def __init__(
+        self, loop: SimulationLoop, weather: Weather, source: Process, target: Process, deliver: Callable[[Any], None]
+    ) -> None:
+        self.is_lost = False
+        self._loop = loop
+        self._weather = weather
+        self._source = source
+        self._path = (host_of(source), host_of(target))
+        self._deliver = deliver
+        self._queue: deque[Any] = deque()
+        self._last: Micros = 0
+        self._unread = 0
+        self._has_room: asyncio.Future[None] | None = None
+
+    def send(self, item: Any) -> None:
+        """Put something on its way; the dead send nothing."""
+        if self._source.is_dead or self.is_lost:
+            return
+        self._unread += 1
+        self._last = max(self._last, self._loop.now + self._weather.delay())
+        self._queue.append(item)
+        self._loop.after(self._last - self._loop.now, self._arrive)
+
+    async def room(self) -> None:
+        """Wait until the reader has read enough of what was sent."""
+        while self._unread >= WINDOW:
+            self._has_room = self._loop.create_future()
+            await self._has_room
+
+    def read(self) -> None:
+        """Note that the reader took a message."""
+        self._unread -= 1
+        if self._has_room is not None and not self._has_room.done():
+            self._has_room.set_result(None)
+
+    def lose(self) -> None:
+        """Deliver nothing of what is on its way, nor of what will be sent."""
+        self.is_lost = True
+        self._queue.clear()
+
+    def _arrive(self) -> None:
+        if self._weather.is_blocked(*self._path):
+            self._loop.after(_RETRANSMIT, self._arrive)
+        elif self._queue:
+            self._deliver(self._queue.popleft())

@@ -1,0 +1,301 @@
+"""A run: a cluster, its clients and workers, and the faults of a plan, from the first moment to a verdict.
+
+*Safety*: faults strike for as long as the plan says, and what must hold is checked all the time. *Liveness*: then all
+that is not gone for good is healed, and everything due has to come to its end within bounds, without help.
+"""
+
+import gc
+import sys
+import traceback
+from collections import Counter
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from simulation import machine
+from simulation.checker import Checker, Violation
+from simulation.clock import MachineClock
+from simulation.faults import Faults
+from simulation.hosts import Brief, Node, Submitter, Worker
+from simulation.loop import Deadlock, Process, SimulationLoop
+from simulation.network import Network
+from simulation.plan import Plan
+from simulation.store import Link, SimulatedStore
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.server.storage import TaskQuery
+from duecourse.server.storage.memory import MemoryStore
+
+ADDRESSES: Final = ("a", "b", "c")
+_STEP: Final = 50 * bounds.MILLISECOND
+_ALARMS: Final = frozenset(("shard_failed", "unexpected_error", "protocol violated", "write_set_aside"))
+_RECONNECT_BOUND: Final = 15 * bounds.SECOND
+_LONGEST_HEALING: Final = 150 * bounds.SECOND
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a run."""
+
+    plan: Plan
+    violations: Sequence[Violation]
+    coverage: Counter[str]
+    steps: int
+    digest: int
+    simulated: Micros
+    tasks: int
+    changes_of_leader: int
+    fired: Counter[str]
+    trace: Sequence[str] = field(repr=False)
+
+    @property
+    def counts(self) -> bool:
+        """Whether enough went on in it: workers, tasks, time, faults, and a change of leader."""
+        return (
+            self.plan.setup.workers >= 2
+            and self.tasks >= 100
+            and self.simulated >= 30 * bounds.SECOND
+            and self.fired.total() >= 3
+            and self.changes_of_leader >= 1
+        )
+
+
+def run(plan: Plan, *, is_verbose: bool = False) -> Result:
+    """Run a plan."""
+    gc.disable()
+    try:
+        world = World(plan, is_verbose=is_verbose)
+        with machine.replaced(world.loop, plan.seed, world.network.channel, world.log, is_verbose=is_verbose):
+            try:
+                world.loop.run(world.live())
+            except Deadlock:
+                world.checker.fail("L1", "nothing can run any more")
+        return world.result()
+    finally:
+        gc.enable()
+
+
+class World:
+    """See the module's docstring."""
+
+    def __init__(self, plan: Plan, *, is_verbose: bool) -> None:
+        setup = plan.setup
+        self.plan = plan
+        # What our code asks of a loop is there, the rest of its contract is not.
+        self.loop = SimulationLoop(plan.seed, step=setup.step, is_shuffled=setup.is_shuffled)  # type: ignore[abstract]
+        self.trace: list[str] = []
+        self.checker = Checker(self.loop, self.note if is_verbose else _silent)
+        self.network = Network(self.loop, plan.seed, self.checker)
+        self.nodes: dict[str, Node] = {}
+        """The latest at each address."""
+        self.active = ""
+        """The address of the node that was started last."""
+        self.workers: dict[str, Worker] = {}
+        self.links = {address: Link(f"{plan.seed} {address}") for address in ADDRESSES}
+        self.is_healing = False
+        self._backing = MemoryStore(setup.shards)
+        self._clocks: dict[str, MachineClock] = {}
+        self._briefs = {task.task_id: Brief(task) for task in plan.tasks}
+        self._starts: Counter[str] = Counter()
+        self._clients: list[Submitter] = []
+        self._faults = Faults(self, plan.faults)
+        self._connected_since: Micros | None = None
+        self._ended_at: Micros = 0
+        self.checker.strike = self._faults.happened
+        self.checker.exists = lambda key: key in self._backing._records
+
+    # What the run is told.
+
+    def note(self, who: str, text: str) -> None:
+        """Write a line of the trace."""
+        self.trace.append(f"{self.loop.now / bounds.SECOND:11.6f} {who:8} {text}")
+
+    def log(self, level: str, event: MutableMapping[str, Any]) -> None:
+        """Take in a log event of whoever runs now."""
+        name = str(event.get("event"))
+        process = self.loop.current
+        if name in _ALARMS and not process.is_dead:
+            error = event.get("exc_info")
+            self.checker.fail("S20", f"{process} logs {name}: {_fields(event)} {_describe(error)}")
+        self.note(process.name, f"log {name} {_fields(event)}")
+
+    # What faults do to it.
+
+    def start_node(self, address: str) -> Node:
+        """Start a node at an address, in place of one that has ended there."""
+        process = self._process(address)
+        clock = self._clock(address)
+        self.checker.clocks[process] = clock
+        store = SimulatedStore(self._backing, self.links[address], process, self.loop.world.context, self.checker)
+        node = Node(self.plan.setup, address, process, clock, store, self.network, self.checker)
+        self.nodes[address] = node
+        self.active = address
+        self.note(process.name, "starts")
+        process.spawn(node.run(), process.name)
+        return node
+
+    def start_worker(self, name: str) -> Worker:
+        """Start a worker."""
+        process = self._process(name)
+        worker = Worker(self.plan.setup, name, ADDRESSES, process, self._clock(name), self._briefs, self.checker)
+        self.workers[name] = worker
+        self.note(process.name, "starts")
+        process.spawn(worker.run(), process.name)
+        return worker
+
+    def next_address(self) -> str:
+        """Return an address where no node runs, other than the active one's if there is one."""
+        index = ADDRESSES.index(self.active)
+        order = [*ADDRESSES[index + 1 :], *ADDRESSES[: index + 1]]
+        return next((one for one in order if not self.is_taken(one)), self.active)
+
+    def is_taken(self, address: str) -> bool:
+        """Tell whether a process runs at an address, be it paused."""
+        node = self.nodes.get(address)
+        return node is not None and not node.process.is_dead and not node.has_ended
+
+    def kill(self, process: Process, *, has_notice: bool) -> None:
+        """End a process as SIGKILL does, or as a power cut does, which nobody notices."""
+        process.kill()
+        self.network.gone(process, has_notice=has_notice)
+
+    # The run.
+
+    async def live(self) -> None:
+        """Live through the plan."""
+        setup = self.plan.setup
+        clock = MachineClock(self.loop)
+        self.start_node(ADDRESSES[0])
+        for number in range(setup.workers):
+            self.start_worker(f"worker{number}")
+        for number in range(setup.clients):
+            self._start_client(number)
+        self._faults.schedule()
+        while self.loop.now < setup.duration and self._is_sound():
+            await clock.sleep(_STEP)
+            self._watch_over()
+        if self._is_sound():
+            self._heal()
+            await self._heals(clock)
+        if self._is_sound():
+            self.checker.check_store(await self._everything())
+        self._faults.stop()
+        self._ended_at = self.loop.now
+
+    def result(self) -> Result:
+        """Sum up."""
+        checker = self.checker
+        for failure in self.loop.failures:
+            checker.fail("S20", failure)
+        return Result(
+            self.plan,
+            checker.violations,
+            checker.coverage,
+            self.loop.steps,
+            self.loop.digest,
+            self._ended_at,
+            len(checker.records),
+            max(0, len(checker.raises) - 1),
+            self._faults.fired,
+            self.trace,
+        )
+
+    def _is_sound(self) -> bool:
+        return not self.checker.violations and not self.loop.failures
+
+    def _watch_over(self) -> None:
+        """Do what an operator's supervisor does: start again what has ended."""
+        node = self.nodes[self.active]
+        if (node.has_ended or node.process.is_dead) and not self._faults.holds_back(self.active):
+            running = [one for one in self.nodes.values() if one.is_up]
+            if running:
+                self.active = running[-1].address
+            else:
+                self.start_node(self.next_address())
+        for name, worker in self.workers.items():
+            if (worker.has_ended or worker.process.is_dead) and not self._faults.holds_back(name):
+                self.start_worker(name)
+
+    def _heal(self) -> None:
+        self.is_healing = True
+        self._faults.stop()
+        self.note("world", "is healed")
+        self.network.weather.clear()
+        for link in self.links.values():
+            link.mend()
+        for clock in self._clocks.values():
+            clock.offset = 0
+        for node in self.nodes.values():
+            if node.process.is_paused and self.plan.setup.leaves_paused:
+                self.network.gone(node.process, has_notice=False)
+            elif node.process.is_paused:
+                node.process.resume()
+        for worker in self.workers.values():
+            if worker.process.is_paused:
+                worker.process.resume()
+        if not self.nodes[self.active].is_up:
+            self.start_node(self.next_address())
+
+    async def _heals(self, clock: MachineClock) -> None:
+        healed_at = self.loop.now
+        until = healed_at + _LONGEST_HEALING
+        reconnected_by = healed_at + _RECONNECT_BOUND + 2 * self.plan.setup.heartbeat
+        while self._is_sound():
+            await clock.sleep(_STEP)
+            self._watch_over()
+            if all(worker.is_connected for worker in self.workers.values()):
+                self._connected_since = self._connected_since or self.loop.now
+            elif self._connected_since is None and self.loop.now > reconnected_by:
+                self.checker.fail("L5", "a worker has found no node yet")
+            has_asked = all(client.has_ended for client in self._clients)
+            unfinished = self.checker.unfinished()
+            if has_asked and not unfinished and self._connected_since is not None:
+                return
+            if self.loop.now > until:
+                left = ", ".join(f"{one.task.task_id} {one.progress.state}" for one in unfinished[:5])
+                key = unfinished[0].task.key if unfinished else None
+                self.checker.fail("L1", f"{len(unfinished)} tasks have not ended: {left}", key)
+
+    async def _everything(self) -> list[Any]:
+        page = await self._backing.list_tasks(TaskQuery("default", None, frozenset(), None, None), "", 100_000)
+        return [stored.task for stored in page.tasks]
+
+    def _start_client(self, number: int) -> None:
+        name = f"client{number}"
+        briefs = [brief for brief in self._briefs.values() if brief.plan.client == number]
+        process = self._process(name)
+        client = Submitter(name, ADDRESSES, process, self._clock(name), briefs, self.checker, self.loop)
+        self._clients.append(client)
+        process.spawn(client.run(), name)
+
+    def _process(self, host: str) -> Process:
+        self._starts[host] += 1
+        return self.loop.process(f"{host}#{self._starts[host]}")
+
+    def _clock(self, host: str) -> MachineClock:
+        clock = self._clocks.get(host)
+        if clock is None:
+            number = len(self._clocks)
+            drift = (number % 5 - 2) * 50e-6
+            clock = self._clocks[host] = MachineClock(self.loop, number * bounds.HOUR, drift)
+        return clock
+
+
+def _silent(who: str, text: str) -> None:
+    pass
+
+
+def _fields(event: MutableMapping[str, Any]) -> str:
+    hidden = ("event", "component", "exc_info", "level")
+    return " ".join(f"{name}={value}" for name, value in event.items() if name not in hidden)
+
+
+def _describe(error: object) -> str:
+    if error is True:
+        error = sys.exc_info()[1]
+    if not isinstance(error, BaseException):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    where = " < ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames))
+    return f"{error!r} at {where}"
