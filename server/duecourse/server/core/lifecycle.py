@@ -3,13 +3,15 @@
 What every transition keeps: the revision grows by one; a terminal state has no due time and is left by none of them; at
 most one attempt is open, and it is open exactly while the state is LEASED or RUNNING; `attempts_used` counts every
 attempt of the round that was not proven unstarted, from its grant on.
+
+What happens often is built in one piece: `dataclasses.replace` costs several times as much.
 """
 
 from dataclasses import replace
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
-from duecourse.server.core import retry
+from duecourse.server.core import attempts, retry
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.lease import Holder
 from duecourse.server.core.task import (
@@ -33,19 +35,7 @@ def granted(task: Task, holder: Holder, token: bytes, node: str, fence: Fence, u
     """Open the next attempt: counted from now on, whatever becomes of it."""
     last = task.progress
     number = last.attempt_count + 1
-    fencing_token = max(last.attempt.fencing_token + 1, utc) if last.attempt else utc
-    attempt = Attempt(
-        number,
-        last.round,
-        token,
-        holder.worker,
-        holder.incarnation,
-        node,
-        fence.epoch,
-        fencing_token,
-        utc,
-        utc,
-    )
+    attempt = attempts.opened(last, holder, token, node, fence, utc)
     return Progress(
         TaskState.LEASED,
         last.due_time,
@@ -65,40 +55,20 @@ def granted(task: Task, holder: Holder, token: bytes, node: str, fence: Fence, u
 
 def started(last: Progress, start_time: Micros) -> Progress:
     """Note that the handler began."""
-    attempt = replace(_open_attempt(last), start_time=start_time)
-    return replace(last, state=TaskState.RUNNING, revision=last.revision + 1, attempt=attempt)
+    was = attempts.open_one(last)
+    return _held(last, TaskState.RUNNING, attempts.going_on(was, was.sign_of_life, was.epoch, start_time))
 
 
 def renewed(last: Progress, sign_of_life: Micros, fence: Fence, start_time: Micros | None) -> Progress:
     """Store a sign of life and the epoch under which the attempt now runs; and its start, if that is news."""
-    attempt = replace(_open_attempt(last), sign_of_life=sign_of_life, epoch=fence.epoch)
-    state = last.state
-    if start_time is not None:
-        attempt.start_time = start_time
-        state = TaskState.RUNNING
-    return replace(last, state=state, revision=last.revision + 1, attempt=attempt)
+    was = attempts.open_one(last)
+    if start_time is None:
+        return _held(last, last.state, attempts.going_on(was, sign_of_life, fence.epoch, was.start_time))
+    return _held(last, TaskState.RUNNING, attempts.going_on(was, sign_of_life, fence.epoch, start_time))
 
 
 def succeeded(last: Progress, utc: Micros, start_time: Micros | None, digest: bytes) -> Progress:
     """End the task: a handler did its work, even if a cancellation was requested."""
-    was = _open_attempt(last)
-    attempt = Attempt(
-        was.number,
-        was.round,
-        was.lease_token,
-        was.worker,
-        was.incarnation,
-        was.node,
-        was.epoch,
-        was.fencing_token,
-        was.lease_time,
-        was.sign_of_life,
-        was.start_time if start_time is None else start_time,
-        utc,
-        AttemptOutcome.SUCCEEDED,
-        None,
-        digest,
-    )
     return Progress(
         TaskState.SUCCEEDED,
         None,
@@ -109,7 +79,7 @@ def succeeded(last: Progress, utc: Micros, start_time: Micros | None, digest: by
         0,
         last.cancel_requested,
         last.earlier_attempt_may_run,
-        attempt,
+        attempts.closed(last, utc, AttemptOutcome.SUCCEEDED, start_time, None, digest),
         utc,
         None,
         last.answers,
@@ -130,56 +100,66 @@ def failed(
 ) -> Progress:
     """End the open attempt without success, and decide what that means for the task.
 
-    `is_lost`: nobody vouches that the handler has ended. In order: a requested cancellation ends the task CANCELLED;
-    a lost attempt ends it where `fail_when_lost` says so; then the deadline, what is not retryable, and the number of
-    attempts; otherwise it waits for the next one.
+    `is_lost`: nobody vouches that the handler has ended.
     """
     last = task.progress
-    was = _open_attempt(last)
-    attempt = replace(
-        was,
-        start_time=was.start_time if start_time is None else start_time,
-        end_time=utc,
-        outcome=outcome,
-        failure=failure,
-        outcome_digest=digest,
+    attempt = attempts.closed(last, utc, outcome, start_time, failure, digest)
+    verdict = _verdict(task, is_retryable=is_retryable, is_lost=is_lost)
+    due_time = None
+    if verdict is None:
+        wait = retry_after
+        if wait is None:
+            wait = retry.backoff(task.policy, last.attempts_used, task.uid, last.attempt_count)
+        due_time = utc + wait
+        deadline = task.policy.completion_deadline
+        if deadline is not None and due_time >= deadline:
+            due_time = None
+            verdict = (TaskState.FAILED, FailureReason.COMPLETION_DEADLINE)
+    state, reason = verdict or (TaskState.RETRY_WAIT, None)
+    return Progress(
+        state,
+        due_time,
+        last.revision + 1,
+        last.round,
+        last.attempt_count,
+        last.attempts_used,
+        0,
+        last.cancel_requested,
+        last.earlier_attempt_may_run or is_lost,
+        attempt,
+        utc if due_time is None else None,
+        reason,
+        last.answers,
     )
-    last = replace(
-        last,
-        revision=last.revision + 1,
-        attempt=attempt,
-        returns_in_row=0,
-        earlier_attempt_may_run=last.earlier_attempt_may_run or is_lost,
-    )
-    if last.cancel_requested:
-        return _ended(last, TaskState.CANCELLED, utc)
-    policy = task.policy
-    if is_lost and policy.fail_when_lost:
-        return _ended(last, TaskState.FAILED, utc, FailureReason.OUTCOME_UNKNOWN)
-    if not is_retryable:
-        return _ended(last, TaskState.FAILED, utc, FailureReason.NON_RETRYABLE)
-    if last.attempts_used >= policy.max_attempts:
-        return _ended(last, TaskState.FAILED, utc, FailureReason.ATTEMPTS_EXHAUSTED)
-    wait = retry_after
-    if wait is None:
-        wait = retry.backoff(policy, last.attempts_used, task.uid, last.attempt_count)
-    due_time = utc + wait
-    if policy.completion_deadline is not None and due_time >= policy.completion_deadline:
-        return _ended(last, TaskState.FAILED, utc, FailureReason.COMPLETION_DEADLINE)
-    return replace(last, state=TaskState.RETRY_WAIT, due_time=due_time)
 
 
 def returned(last: Progress, utc: Micros, digest: bytes | None = None) -> Progress:
     """End an attempt that is proven unstarted: it costs nothing, and the task waits again as it did before."""
-    attempt = replace(_open_attempt(last), end_time=utc, outcome=AttemptOutcome.RETURNED, outcome_digest=digest)
     returns = last.returns_in_row + 1
     used = last.attempts_used - 1
-    last = replace(last, revision=last.revision + 1, attempt=attempt, returns_in_row=returns, attempts_used=used)
+    end_time = due_time = None
     if last.cancel_requested:
-        return _ended(last, TaskState.CANCELLED, utc)
-    wait = retry.return_backoff(returns)
-    due_time = utc + wait if wait else last.due_time
-    return replace(last, state=TaskState.RETRY_WAIT if used else TaskState.PENDING, due_time=due_time)
+        state = TaskState.CANCELLED
+        end_time = utc
+    else:
+        state = TaskState.RETRY_WAIT if used else TaskState.PENDING
+        wait = retry.return_backoff(returns)
+        due_time = utc + wait if wait else last.due_time
+    return Progress(
+        state,
+        due_time,
+        last.revision + 1,
+        last.round,
+        last.attempt_count,
+        used,
+        returns,
+        last.cancel_requested,
+        last.earlier_attempt_may_run,
+        attempts.closed(last, utc, AttemptOutcome.RETURNED, None, None, digest),
+        end_time,
+        None,
+        last.answers,
+    )
 
 
 def cancelled(last: Progress, utc: Micros, answers: tuple[Answer, ...]) -> Progress:
@@ -225,12 +205,40 @@ def with_answer(answers: tuple[Answer, ...], answer: Answer) -> tuple[Answer, ..
     return (*answers, answer)[-bounds.MAX_REQUEST_ANSWERS :]
 
 
+def _verdict(task: Task, *, is_retryable: bool, is_lost: bool) -> tuple[TaskState, FailureReason | None] | None:
+    """Say how an attempt without success ends its task; None: there may be another attempt.
+
+    In order: a requested cancellation ends the task CANCELLED; a lost attempt ends it where `fail_when_lost` says so;
+    then what is not retryable, and the number of attempts.
+    """
+    if task.progress.cancel_requested:
+        return TaskState.CANCELLED, None
+    if is_lost and task.policy.fail_when_lost:
+        return TaskState.FAILED, FailureReason.OUTCOME_UNKNOWN
+    if not is_retryable:
+        return TaskState.FAILED, FailureReason.NON_RETRYABLE
+    if task.progress.attempts_used >= task.policy.max_attempts:
+        return TaskState.FAILED, FailureReason.ATTEMPTS_EXHAUSTED
+    return None
+
+
 def _ended(last: Progress, state: TaskState, utc: Micros, reason: FailureReason | None = None) -> Progress:
     return replace(last, state=state, due_time=None, end_time=utc, failure_reason=reason)
 
 
-def _open_attempt(last: Progress) -> Attempt:
-    attempt = last.attempt
-    assert attempt is not None, "there is no attempt"
-    assert attempt.outcome is None, "the attempt has ended"
-    return attempt
+def _held(last: Progress, state: TaskState, attempt: Attempt) -> Progress:
+    return Progress(
+        state,
+        last.due_time,
+        last.revision + 1,
+        last.round,
+        last.attempt_count,
+        last.attempts_used,
+        last.returns_in_row,
+        last.cancel_requested,
+        last.earlier_attempt_may_run,
+        attempt,
+        None,
+        None,
+        last.answers,
+    )
