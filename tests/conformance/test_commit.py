@@ -183,6 +183,34 @@ async def test_every_transition_is_read_as_it_was_written(harness: Harness) -> N
     assert stored.task.progress.answers == answers
 
 
+async def test_what_one_of_many_lacks_it_does_not_get_from_the_others(harness: Harness) -> None:
+    """A commit sends only once what its writes share."""
+    fences = await harness.lead(0, 1)
+    lanes = [writes.lane("a"), writes.lane(""), writes.lane("a", queue="other", namespace="elsewhere", priority=3)]
+    inserts = [
+        writes.insert(harness.shards, number % 2, lane=lanes[number % 3], content_type=("a/b", "")[number % 2])
+        for number in range(12)
+    ]
+    by_shard = _by_shard(fences)
+    await _apply_all(harness, by_shard, inserts)
+    tasks = [insert.task for insert in inserts]
+    grants = [
+        writes.grant(task, by_shard[task.shard], writes.NOW + number % 2, f"worker-{number % 3}")
+        for number, task in enumerate(tasks)
+    ]
+    await _apply_all(harness, by_shard, grants)
+    ends = [writes.success(task, writes.NOW + number % 3) for number, task in enumerate(tasks)]
+    for end in ends[1::2]:
+        assert end.progress.attempt is not None
+        end.progress.attempt = replace(end.progress.attempt, outcome_digest=None, start_time=None)
+    await _apply_all(harness, by_shard, ends)
+    for insert in inserts:
+        stored = await harness.read(insert.task)
+        assert stored.task.lane == insert.task.lane
+        assert stored.content_type == insert.submission.content_type
+        assert stored.task.progress == insert.task.progress
+
+
 async def test_an_update_of_another_revision_is_reported_alone(harness: Harness) -> None:
     [fence] = await harness.lead(0)
     granted, outdated, gone, ended, plain = await harness.insert(fence, 5)

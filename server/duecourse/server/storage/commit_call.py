@@ -130,6 +130,7 @@ def _is_plain_success(update: Update) -> bool:
         and was is not None
         and attempt.outcome is AttemptOutcome.SUCCEEDED
         and attempt.failure is None
+        and attempt.outcome_digest is not None
         and progress.failure_reason is None
         and progress.end_time == attempt.end_time
         and progress.returns_in_row == 0
