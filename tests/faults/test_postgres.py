@@ -63,6 +63,23 @@ async def test_a_node_with_nothing_to_do_notices_that_postgres_is_back(
     await cluster.settle()
 
 
+async def test_a_postgres_that_is_away_for_long_is_waited_for(
+    cluster_on_own_postgres: Cluster, own_postgres: EmbeddedPostgres, is_long: bool
+) -> None:
+    cluster = cluster_on_own_postgres
+    cluster.start_worker()
+    async with cluster.load():
+        await cluster.recovers("the start")
+        await own_postgres.kill()
+        # Long enough for the node to have tried many times to raise the terms that ended with a lost answer.
+        await cluster.clock.sleep((180 if is_long else 30) * bounds.SECOND)
+        await own_postgres.start()
+        assert cluster.node.child.is_running, f"the node gave up: {cluster.node.end_of_log()}"
+        await cluster.recovers("a long absence")
+    assert '"reason": "unknown"' in cluster.node.log.read_text(), "no answer was lost"
+    await cluster.settle()
+
+
 async def test_connections_that_are_ended_every_second_are_replaced(cluster: Cluster, is_long: bool) -> None:
     cluster.start_worker()
     ended = 0
@@ -88,8 +105,9 @@ async def test_a_frozen_postgres_is_answered_unavailable_and_lived_through(
     async with cluster.client() as client:
         await cluster.recovers("the start")
         for number in range(5 if is_long else 1):
-            # None is due at first: a backend that is frozen in the middle of a commit keeps its locks, from everybody.
-            await client.submit(*cluster.ask_many(f"due-{number}", 100, 6 * bounds.SECOND, after=2 * bounds.SECOND))
+            # Nothing is under way at first: a backend that is frozen in the middle of a commit keeps its locks.
+            await cluster.comes_to_rest()
+            await client.submit(*cluster.ask_many(f"due-{number}", 100, 4 * bounds.SECOND, after=2 * bounds.SECOND))
             postmaster = await _postmaster(cluster)
             if who == "the whole server":
                 pids = [postmaster, *children_of(postmaster)]
