@@ -273,6 +273,15 @@ class TestLateAssignments:
         assert machine.started == ["t1"]
         assert machine.ids("returned") == ["t2"]
 
+    def test_one_that_was_under_way_for_longer_than_its_time_and_the_grace_is_returned(self) -> None:
+        for way, expected in ((6, ["t"]), (8, [])):
+            machine = Machine()
+            machine.open()
+            sent = len(machine.said["a"])
+            machine.wait(way * bounds.SECOND)
+            machine.assign(assignment("t", lease_seconds=60, seconds_left=2), last_read=sent)
+            assert machine.started == expected
+
     def test_one_without_time_left_is_returned(self, machine: Machine) -> None:
         machine.assign(assignment("t", seconds_left=0))
         assert machine.ids("returned") == ["t"]

@@ -311,9 +311,22 @@ def _attempt(item: pb.Assignment, address: str, counts_from: Micros, order: int,
         _micros(item.lease),
         counts_from,
         now + _micros(item.time_left) if item.HasField("time_left") else None,
-        now + _micros(item.start_within) if item.HasField("start_within") else None,
+        _start_by(item, counts_from, now),
         order,
     )
+
+
+def _start_by(item: pb.Assignment, counts_from: Micros, now: Micros) -> Micros | None:
+    """Tell until when a handler may begin; None: its lease alone bounds it.
+
+    Once an attempt's time and the grace are over, counted from before it was granted, the node may have ended it.
+    """
+    until = []
+    if item.HasField("start_within"):
+        until.append(now + _micros(item.start_within))
+    if item.HasField("time_left"):
+        until.append(counts_from + _micros(item.time_left) + bounds.STOP_GRACE)
+    return min(until, default=None)
 
 
 def _micros(duration: Duration) -> Micros:
