@@ -96,3 +96,11 @@ async def test_a_database_that_has_the_schema_is_left_as_it_is(postgres_dsn: str
         assert "applied" not in ended.stdout
     assert first.stdout == again.stdout
     assert "the store already had" in again.stderr
+
+
+def test_a_node_does_not_run_on_the_parser_in_python() -> None:
+    environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python", "DUECOURSE_STORE": "memory"}
+    command = [sys.executable, "-m", "duecourse.cli.main", "server", "--api-listen", "127.0.0.1:0"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "parser_refused" in ended.stderr

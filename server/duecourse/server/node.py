@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager
 from importlib import metadata
 from typing import Final, Never
 
+from google.protobuf.internal import api_implementation
+
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server import config, config_listing
@@ -48,12 +50,20 @@ _CLOSE_LIMIT: Final[Micros] = bounds.SECOND
 # of the hot path makes cycles.
 _COLLECT_AFTER: Final = (100_000, 20, 100)
 
+_PARSER: Final = "upb"
+
 _log = logs.get("node")
 
 
 def run(settings: Settings) -> int:
     """Run a node until it is told to end; returns the exit code."""
     logs.configure(settings.log_format, settings.log_level)
+    if api_implementation.Type() != _PARSER:
+        # The one in Python can be made to recurse without bound by what a client sends, and is 50 times slower.
+        _log.error(
+            "parser_refused", detail="protobuf runs without its C parser: see PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
+        )
+        return EXIT_FAILED
     gc.set_threshold(*_COLLECT_AFTER)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(settings))
