@@ -325,6 +325,7 @@ class ShardMachine(RuleBasedStateMachine):
 
 
 _is_long = bool(os.environ.get("DUECOURSE_LONG"))
+pytestmark = pytest.mark.timeout(0 if _is_long else 120)
 
 TestShardMachine = ShardMachine.TestCase
 TestShardMachine.settings = settings(
