@@ -4,9 +4,10 @@ A shard always uses the same lane, so it has one commit in flight. What the stor
 
 - committed: the shard is told;
 - stale, unknown: the shard's term is over (`TermEnds`), and if the answer was lost its writes are uncertain;
-- refused for a reason of the store: the writes wait and are tried again. Those that a client waits for are given up
-  once the store has refused for `PATIENCE`: surely not applied, so the client may be told to come again. From then on
-  nothing of clients is let in, so a lane that has nothing else to try asks the store by a commit without writes;
+- refused for a reason of the store: the writes wait and are tried again, in smaller transactions. Those that a client
+  waits for are given up once the store has refused for `PATIENCE`: surely not applied, so the client may be told to
+  come again. From then on nothing of clients is let in, so a lane that has nothing else to try asks the store by a
+  commit without writes;
 - refused for a reason of the data: the writes are tried in halves until the culprit stands alone, and it is set aside.
 """
 
@@ -43,6 +44,7 @@ _log = logs.get("shards.lanes")
 PATIENCE: Micros = bounds.SECOND
 _FIRST_RETRY: Micros = 20 * bounds.MILLISECOND
 _LONGEST_RETRY: Micros = 500 * bounds.MILLISECOND
+_LEAST_ROOM = 64
 
 
 class TermEnds(Protocol):
@@ -82,10 +84,13 @@ class CommitLane:
         self._metrics = metrics
         self._failpoints = failpoints
         self._pending: dict[Shard, list[Write]] = {}
-        self._retry: deque[list[_Piece]] = deque()
+        self._halves: deque[list[_Piece]] = deque()
+        """Where a culprit is looked for."""
         self._wake = asyncio.Event()
         self._refused_since: Micros | None = None
         self._refused_shard: Shard | None = None
+        self._room = bounds.MAX_COMMIT_WRITES
+        """How many writes a transaction may have: fewer after a refusal, since a slow store refuses by time-out."""
         self.is_idle = True
 
     @property
@@ -107,7 +112,7 @@ class CommitLane:
     def withdraw(self, shard: Shard) -> list[Write]:
         """Take back what was not sent yet of a shard whose term is over."""
         unsent = self._pending.pop(shard, [])
-        for pieces in self._retry:
+        for pieces in self._halves:
             for piece in [piece for piece in pieces if piece.shard is shard]:
                 pieces.remove(piece)
                 unsent.extend(piece.writes)
@@ -117,7 +122,7 @@ class CommitLane:
         """Commit for ever."""
         waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
         while True:
-            while not self._pending and not self._retry and self._refused_since is None:
+            while not self._pending and not self._halves and self._refused_since is None:
                 self.is_idle = True
                 self._wake.clear()
                 await self._wake.wait()
@@ -131,8 +136,8 @@ class CommitLane:
 
     def _next(self) -> list[_Piece]:
         """Return what is to be committed next; of a store that refuses and nothing else waits for, only its answer."""
-        if self._retry:
-            return self._retry.popleft()
+        if self._halves:
+            return self._halves.popleft()
         if self._pending:
             return self._take()
         self.is_idle = True
@@ -145,7 +150,7 @@ class CommitLane:
     def _take(self) -> list[_Piece]:
         """Take as many pending writes as one transaction may have."""
         pieces = []
-        room = bounds.MAX_COMMIT_WRITES
+        room = self._room
         bytes_left = bounds.MAX_COMMIT_BYTES
         for shard in list(self._pending):
             if room <= 0 or bytes_left <= 0:
@@ -184,6 +189,7 @@ class CommitLane:
         if refusal is None or refusal.is_data:
             self._refused_since = None
         if refusal is None:
+            self._room = min(bounds.MAX_COMMIT_WRITES, 2 * self._room)
             return True
         if refusal.is_data:
             self._split(again, refusal)
@@ -192,10 +198,11 @@ class CommitLane:
         if self._refused_since is None:
             self._refused_since = began
             _log.warning("store_refuses", detail=refusal.detail)
+        self._room = max(_LEAST_ROOM, self._room // 2)
+        refused = {piece.shard: piece.writes + self._pending.pop(piece.shard, []) for piece in again if len(piece)}
+        self._pending = refused | self._pending
         if self.is_refused:
-            again = self._give_up_clients(again, refusal)
-        if any(piece.writes for piece in again):
-            self._retry.appendleft(again)
+            self._give_up_clients(refusal)
         return False
 
     def _answered(self, piece: _Piece, answers: Mapping[ShardId, CommitAnswer]) -> bool:
@@ -244,24 +251,20 @@ class CommitLane:
             writes = pieces[0].writes
             half = len(writes) // 2
             halves = [[_piece(shard, writes[:half])], [_piece(shard, writes[half:])]]
-        self._retry.extendleft(reversed(halves))
+        self._halves.extendleft(reversed(halves))
 
-    def _give_up_clients(self, pieces: list[_Piece], refusal: Refused) -> list[_Piece]:
-        """Give up the writes that a client waits for; return what is left to be tried again."""
-        for shard, writes in list(self._pending.items()):
-            pieces.append(_piece(shard, writes))
-            del self._pending[shard]
-        kept = []
-        for piece in pieces:
+    def _give_up_clients(self, refusal: Refused) -> None:
+        """Give up the writes that a client waits for; the rest is tried again."""
+        pending, self._pending = self._pending, {}
+        for shard, writes in pending.items():
             stays: list[Write] = []
-            for write in piece.writes:
+            for write in writes:
                 if isinstance(write, Insert) or isinstance(write.cause, Cancel):
-                    self._loop.post_to(piece.shard, WriteRefused(write, refusal.detail))
+                    self._loop.post_to(shard, WriteRefused(write, refusal.detail))
                 else:
                     stays.append(write)
             if stays:
-                kept.append(_piece(piece.shard, stays))
-        return _merged(kept)
+                self._pending[shard] = stays
 
 
 class CommitLanes:
@@ -296,11 +299,3 @@ def _piece(shard: Shard, writes: list[Write]) -> _Piece:
     inserts = [write for write in writes if isinstance(write, Insert)]
     updates = [write for write in writes if isinstance(write, Update)]
     return _Piece(shard, ShardBatch(shard.fence, inserts, updates))
-
-
-def _merged(pieces: list[_Piece]) -> list[_Piece]:
-    """Join the pieces of each shard: a transaction has one for each."""
-    by_shard: dict[Shard, list[Write]] = {}
-    for piece in pieces:
-        by_shard.setdefault(piece.shard, []).extend(piece.writes)
-    return [_piece(shard, writes) for shard, writes in by_shard.items()]

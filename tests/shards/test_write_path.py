@@ -1,0 +1,175 @@
+"""The write path over a store that can be made to fail: what callers are told, and what is there afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from services.waiting import until
+
+from duecourse.model import bounds, slots
+from duecourse.server.core import errors
+from duecourse.server.core.effects import Submitted
+from duecourse.server.core.task import DEFAULT_POLICY, Lane, ShardId, Submission
+from duecourse.server.failpoints import Failpoints
+from duecourse.server.leadership import Superseded
+from duecourse.server.leadership.solo import COORDINATION, Solo
+from duecourse.server.scheduler import Options, Scheduler
+from duecourse.server.storage import CommitAnswer, RaiseRequest, Refused, ShardBatch, Unknown
+from duecourse.server.storage.memory import MemoryStore
+from duecourse.server.telemetry.metrics import Metrics
+from duecourse.timing.clock import SystemClock
+
+SHARDS = 4
+LANE = Lane("default", "default", "send", 0, "")
+
+Verdict = Callable[[Sequence[ShardBatch]], CommitAnswer | None]
+
+
+class TroubledStore(MemoryStore):
+    """A memory store whose commits a test may refuse, lose before they are applied, or lose afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__(SHARDS)
+        self.before: Verdict = lambda _: None
+        self.after: Verdict = lambda _: None
+        self.sizes: list[int] = []
+
+    async def commit(self, batches: Sequence[ShardBatch]) -> Mapping[ShardId, CommitAnswer]:
+        self.sizes.append(sum(len(batch.inserts) + len(batch.updates) for batch in batches))
+        answer = self.before(batches)
+        if answer is not None:
+            return {batch.fence.shard: answer for batch in batches}
+        applied = await super().commit(batches)
+        answer = self.after(batches)
+        return applied if answer is None else {batch.fence.shard: answer for batch in batches}
+
+
+@asynccontextmanager
+async def running(store: TroubledStore) -> AsyncIterator[Scheduler]:
+    """Run a scheduler that leads all shards; it ends with the scope."""
+    await store.open()
+    options = Options(node_id="node", commit_lanes=1)
+    scheduler = Scheduler(options, store, await store.shards(), Solo(), SystemClock(), Metrics(), Failpoints())
+    async with asyncio.TaskGroup() as group:
+        running_in = group.create_task(_run(scheduler), name="scheduler")
+        await holds(lambda: len(scheduler.loop.shards) == SHARDS)
+        yield scheduler
+        running_in.cancel()
+
+
+async def holds(condition: Callable[[], bool]) -> None:
+    """Return once a condition holds."""
+
+    async def ask() -> bool:
+        return condition()
+
+    await until(ask)
+
+
+async def _run(scheduler: Scheduler) -> None:
+    async with asyncio.TaskGroup() as group:
+        scheduler.start(group)
+
+
+def submission(task_id: str, payload: bytes = b"payload") -> Submission:
+    slot = slots.slot_of("default", task_id)
+    uid = task_id.encode().ljust(16, b"\0")
+    return Submission(
+        "default",
+        task_id,
+        slot,
+        ShardId(slots.shard_of_slot(slot, SHARDS)),
+        LANE,
+        uid,
+        None,
+        bounds.HOUR,
+        DEFAULT_POLICY,
+        payload,
+        "text/plain",
+        {},
+        {},
+        b"\1" + payload,
+    )
+
+
+def once(answer: CommitAnswer) -> Verdict:
+    """Answer the next commit that writes so, and no other."""
+    left = [answer]
+    return lambda batches: left.pop() if left and any(batch.inserts for batch in batches) else None
+
+
+async def test_a_submission_that_the_store_refuses_for_its_data_fails_alone() -> None:
+    store = TroubledStore()
+
+    def refuse_poison(batches: Sequence[ShardBatch]) -> CommitAnswer | None:
+        payloads = [insert.submission.payload for batch in batches for insert in batch.inserts]
+        return Refused("22000", is_data=True) if b"poison" in payloads else None
+
+    store.before = refuse_poison
+    async with running(store) as scheduler:
+        tasks = [submission(f"t{n}", b"poison" if n == 17 else b"fine") for n in range(40)]
+        answers = await scheduler.commands.submit(tasks)
+    assert [n for n, answer in enumerate(answers) if not isinstance(answer, Submitted)] == [17]
+    assert isinstance(answers[17], errors.StoreFailed)
+
+
+async def test_a_short_refusal_is_waited_out_in_smaller_transactions() -> None:
+    store = TroubledStore()
+    refusals = [Refused("57014", is_data=False)] * 3
+
+    def refuse(batches: Sequence[ShardBatch]) -> CommitAnswer | None:
+        return refusals.pop() if refusals and any(batch.inserts for batch in batches) else None
+
+    store.before = refuse
+    async with running(store) as scheduler:
+        store.sizes.clear()
+        answers = await scheduler.commands.submit([submission(f"t{n}") for n in range(bounds.MAX_COMMIT_WRITES)])
+    assert all(answer == Submitted(submission(f"t{n}").uid, True) for n, answer in enumerate(answers))
+    assert store.sizes[:4] == [bounds.MAX_COMMIT_WRITES >> halvings for halvings in range(4)]
+
+
+async def test_a_long_refusal_is_told_to_clients_and_ends_by_itself() -> None:
+    store = TroubledStore()
+    async with running(store) as scheduler:
+        store.before = lambda _: Refused("read only", is_data=False)
+        (answer,) = await scheduler.commands.submit([submission("a")])
+        assert isinstance(answer, errors.StoreFailed)
+        with pytest.raises(errors.StoreFailed):
+            await scheduler.commands.submit([submission("b")])
+        assert scheduler.why_not_ready() is not None
+
+        store.before = lambda _: None
+        await holds(lambda: scheduler.why_not_ready() is None)
+        assert await scheduler.commands.submit([submission("a")]) == [Submitted(submission("a").uid, True)]
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_an_answer_that_is_lost_is_uncertain_and_a_repeat_tells(is_applied: bool) -> None:
+    store = TroubledStore()
+    async with running(store) as scheduler:
+        epochs = {shard.fence.shard: shard.fence.epoch for shard in scheduler.loop.shards.values()}
+        if is_applied:
+            store.after = once(Unknown("lost"))
+        else:
+            store.before = once(Unknown("lost"))
+        task = submission("a")
+        assert await scheduler.commands.submit([task]) == [errors.OutcomeUncertain()]
+
+        await holds(lambda: scheduler.loop.leads(task.shard))
+        assert scheduler.loop.shards[task.shard].fence.epoch > epochs[task.shard]
+        assert await scheduler.commands.submit([task]) == [Submitted(task.uid, not is_applied)]
+
+
+async def test_a_node_whose_shard_was_taken_refuses_and_gives_up() -> None:
+    store = TroubledStore()
+    with pytest.raises(ExceptionGroup) as ended:
+        await _be_replaced(store, submission("a"))
+    assert ended.group_contains(Superseded)
+
+
+async def _be_replaced(store: TroubledStore, task: Submission) -> None:
+    async with running(store) as scheduler:
+        await store.raise_epochs(COORDINATION, [RaiseRequest(task.shard, b"another".ljust(16))], 0)
+        assert await scheduler.commands.submit([task]) == [errors.NoLeader(task.shard)]
+        await holds(lambda: False)
