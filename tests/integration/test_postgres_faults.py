@@ -12,6 +12,7 @@ from conformance import writes
 from integration.postgres_side import Side, side_of
 from services.postgres import SHARDS, binaries
 from services.waiting import until
+from structlog.testing import capture_logs
 
 from duecourse.model import bounds
 from duecourse.server.core.fence import Fence
@@ -241,3 +242,15 @@ async def test_commits_wait_for_the_disk_where_the_default_does_not(postgres_dsn
     async with leading(postgres_dsn):
         rows = await side.connection.fetch("SELECT DISTINCT setting FROM seen")
         assert [row[0] for row in rows] == ["on"]
+
+
+async def test_a_store_says_at_its_start_what_could_lose_acknowledged_tasks(tmp_path: Path) -> None:
+    settings = {"fsync": "off", "shared_buffers": "32MB"}
+    async with EmbeddedPostgres(tmp_path, binaries=binaries(), settings=settings) as server:
+        await migrate(server.dsn, 1)
+        store = PostgresStore(server.dsn)
+        with capture_logs() as events:
+            await store.open()
+        await store.close()
+    assert [(event["event"], event["log_level"]) for event in events] == [("store_weak", "warning")]
+    assert "fsync" in events[0]["detail"]

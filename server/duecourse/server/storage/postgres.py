@@ -51,6 +51,9 @@ from duecourse.server.storage.connections import (
     disconnect,
 )
 from duecourse.server.storage.heads import Heads
+from duecourse.server.telemetry import logs
+
+_log = logs.get("storage.postgres")
 
 _WRITES: Final = queries.statements("writes.sql")
 _READS: Final = queries.statements("reads.sql")
@@ -104,13 +107,22 @@ class PostgresStore:
             connection = await connect(self._dsn, _SETTINGS)
             try:
                 await migrate.check_schema(connection)
-                synchronous_commit = await connection.fetchval(_READS["synchronous_commit"])
+                durability = await connection.fetchrow(_READS["durability"])
             finally:
                 await disconnect(connection)
         except CallFailed as error:
             raise StoreUnavailable(str(error)) from error
-        durability = {"synchronous_commit": "on"} if synchronous_commit in _WEAK_COMMITS else {}
-        writing = {**_WRITE_SETTINGS, **durability}
+        assert durability is not None, "it has one row"
+        synchronous_commit, has_fsync, asynchronous_replicas = durability
+        if not has_fsync:
+            _log.warning("store_weak", detail="fsync is off: a crash of the machine loses or corrupts tasks")
+        if asynchronous_replicas:
+            _log.warning(
+                "store_weak",
+                detail=f"{asynchronous_replicas} replicas are asynchronous: promoting one loses acknowledged tasks",
+            )
+        forced = {"synchronous_commit": "on"} if synchronous_commit in _WEAK_COMMITS else {}
+        writing = {**_WRITE_SETTINGS, **forced}
         self._commits = Connections(self._dsn, _COMMIT_CONNECTIONS, self._commit_timeout, writing)
         self._writes = Connections(self._dsn, _WRITE_CONNECTIONS, self._commit_timeout, writing)
         self._reads = Connections(self._dsn, _READ_CONNECTIONS, _READ_TIMEOUT, _READ_SETTINGS)

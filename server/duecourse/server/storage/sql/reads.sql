@@ -9,8 +9,9 @@ t.sign_of_life, t.start_time, t.attempt_end_time, t.outcome, t.failure_type, t.f
 a.lease_token, a.number, a.round, a.worker, a.incarnation, a.node, a.epoch, a.fencing_token, a.lease_time,
 a.sign_of_life, a.start_time, a.end_time, a.outcome, a.failure_type, a.failure_message, a.outcome_digest
 
--- name: synchronous_commit
-SHOW synchronous_commit
+-- name: durability
+SELECT current_setting('synchronous_commit'), current_setting('fsync') = 'on',
+    (SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'async')
 
 -- name: shards
 SELECT shard, slot_from, slot_until, coordination, epoch, holder FROM duecourse.shard ORDER BY shard
