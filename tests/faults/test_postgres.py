@@ -51,12 +51,12 @@ async def test_a_node_with_nothing_to_do_notices_that_postgres_is_back(
 ) -> None:
     cluster = cluster_on_own_postgres
     async with cluster.client(timedelta(seconds=10)) as client:
-        for _ in range(10 if is_long else 1):
+        for number in range(10 if is_long else 1):
             await own_postgres.stop()
             await cluster.refuses(client, _DEADLINE, times=20)
             await own_postgres.start()
             began = cluster.clock.elapsed()
-            (answer,) = await client.submit(*cluster.ask_many("back", 1, bounds.SECOND))
+            (answer,) = await client.submit(*cluster.ask_many(f"back-{number}", 1, bounds.SECOND))
             assert isinstance(answer, sdk.SubmittedTask), answer
             print(f"taken again after {(cluster.clock.elapsed() - began) // bounds.MILLISECOND} ms")
     cluster.start_worker()
