@@ -14,7 +14,7 @@ A shard always uses the same lane, so it has one commit in flight. What the stor
 import asyncio
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Never, Protocol
 
@@ -120,7 +120,8 @@ class CommitLane:
 
     async def run(self) -> Never:
         """Commit for ever."""
-        waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
+        source = random.Random()
+        waits: Iterator[Micros] | None = None
         while True:
             while not self._pending and not self._halves and self._refused_since is None:
                 self.is_idle = True
@@ -130,8 +131,9 @@ class CommitLane:
             if not pieces:
                 continue
             if await self._commit(pieces):
-                waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
+                waits = None
             else:
+                waits = waits or backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, source)
                 await self._loop.clock.sleep(next(waits))
 
     def _next(self) -> list[_Piece]:

@@ -7,7 +7,7 @@ events for it.
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Generic, Never, TypeVar
 
 from duecourse.model import bounds
@@ -49,7 +49,8 @@ class _Line(Generic[_T]):
         self._wake.set()
 
     async def run(self) -> Never:
-        waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
+        source = random.Random()
+        waits: Iterator[Micros] | None = None
         while True:
             while not self._waiting:
                 self._wake.clear()
@@ -62,10 +63,11 @@ class _Line(Generic[_T]):
                     await self._read(batch)
             except StoreUnavailable as error:
                 _log.warning("read_failed", detail=str(error))
+                waits = waits or backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, source)
                 await self._loop.clock.sleep(next(waits))
                 continue
             del self._waiting[: len(taken)]
-            waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
+            waits = None
 
 
 class Reads:
