@@ -151,6 +151,7 @@ def test_a_full_task_shows_payload_result_and_attempts(duecourse: CommandLine, n
         worker="w1",
         outcome=task_pb2.ATTEMPT_OUTCOME_FAILED,
         failure=task_pb2.Failure(type="ValueError", message="no\n\x1b[2J"),
+        progress="half\x1b[2J",
     )
     task = a_task(
         payload=b'{"to":"ann"}', content_type="application/json", result=b"\xff", attempts=[attempt, task_pb2.Attempt()]
@@ -160,11 +161,12 @@ def test_a_full_task_shows_payload_result_and_attempts(duecourse: CommandLine, n
     assert 'payload\t{"to":"ann"}\n' in shown
     assert "result\t1 bytes\n" in shown
     assert "1\t1\tfailed\tw1\t" in shown
-    assert r"ValueError: no\n\x1b[2J" in shown
+    assert "half\\x1b[2J\tValueError: no\\n\\x1b[2J\n" in shown
     assert "0\t0\topen\t" in shown
     told = json.loads(duecourse("task", "get", "t1", "--full", "--json").stdout)
     assert told["payload"] == {"to": "ann"}
     assert told["result_base64"] == "/w=="
+    assert told["attempts"][0]["progress"] == "half\x1b[2J"
     assert told["attempts"][0]["failure"] == {"type": "ValueError", "message": "no\n\x1b[2J"}
     assert node.requests[0].view == task_pb2.TASK_VIEW_FULL
 

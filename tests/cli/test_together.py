@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,17 @@ worker = Worker("127.0.0.1:1", queues=["nowhere"])
 async def remind(context: TaskContext) -> str:
     print(f"reminded {context.json()['to']}", flush=True)
     return "done"
+"""
+LONG_APPLICATION = """
+from pathlib import Path
+import asyncio
+from duecourse.worker import TaskContext, Worker
+worker = Worker("127.0.0.1:1", queues=["default"])
+@worker.task("copy")
+async def copy(context: TaskContext) -> None:
+    context.heartbeat("half of it")
+    while not Path("go_on").exists():
+        await asyncio.sleep(0.01)
 """
 
 
@@ -86,6 +98,30 @@ def test_a_task_goes_from_the_command_line_to_a_worker_and_back(tmp_path: Path) 
         assert len(listed.stdout.splitlines()) == 3
         status = json.loads(_run("cluster", "status", "--json", "--address", address).stdout)
         assert status["shard_states"] == {"led": 4}
+
+
+def test_what_a_long_handler_says_of_its_progress_is_seen_while_it_runs_and_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(LONG_APPLICATION)
+    listen = ["--api-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--drain", "1s"]
+    settings = {"DUECOURSE_LOG_FORMAT": "json", "DUECOURSE_HEARTBEAT": "100ms"}
+    with _running(tmp_path, "server", "--store", "memory", "--shards", "4", *listen, **settings) as node:
+        address = json.loads(_wait_for(node, "node_ready"))["address"]
+        with _running(tmp_path, "worker", "app:worker", DUECOURSE_ADDRESS=address):
+            assert _run("task", "submit", "--id", "long", "-t", "copy", "--address", address).returncode == 0
+            assert _until(address, lambda attempt: bool(attempt.get("progress")))["progress"] == "half of it"
+            (tmp_path / "go_on").touch()
+            ended = _until(address, lambda attempt: "outcome" in attempt)
+            assert (ended["outcome"], ended["progress"]) == ("succeeded", "half of it")
+
+
+def _until(address: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Read the task's first attempt until it is as it is wanted."""
+    for _ in range(200):
+        shown = _run("task", "get", "long", "--full", "--json", "--address", address)
+        attempts = json.loads(shown.stdout)["attempts"]
+        if attempts and condition(attempts[0]):
+            return dict(attempts[0])
+    pytest.fail(f"still {shown.stdout}")
 
 
 async def test_a_database_that_has_the_schema_is_left_as_it_is(postgres_dsn: str) -> None:

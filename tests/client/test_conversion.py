@@ -202,7 +202,7 @@ def test_a_full_view_has_payload_result_and_attempts() -> None:
                 outcome=task_pb2.ATTEMPT_OUTCOME_FAILED,
                 failure=task_pb2.Failure(type="ValueError", message="no"),
             ),
-            task_pb2.Attempt(number=3),
+            task_pb2.Attempt(number=3, progress="half"),
         ],
     )
     message.state = task_pb2.TASK_STATE_FAILED
@@ -210,6 +210,7 @@ def test_a_full_view_has_payload_result_and_attempts() -> None:
     assert full.attempts is not None
     failed, open_attempt = full.attempts
     assert (failed.number, failed.outcome, open_attempt.outcome) == (2, AttemptOutcome.FAILED, None)
+    assert (failed.progress, open_attempt.progress) == ("", "half")
     assert failed.failure is not None
     assert (failed.failure.type, failed.failure.message) == ("ValueError", "no")
     assert (full.payload, full.result, full.result_content_type) == (b"p", b"r", "text/plain")

@@ -150,6 +150,7 @@ async def test_every_transition_is_read_as_it_was_written(harness: Harness) -> N
         lambda: writes.grant(task, fence),
         lambda: writes.start(task),
         lambda: Update(task, lifecycle.renewed(task.progress, writes.NOW + 9, replace(fence, epoch=Epoch(77)), None)),
+        lambda: Update(task, lifecycle.renewed(task.progress, writes.NOW + 9, fence, None, "half\0 \N{SNOWMAN}")),
         lambda: Update(
             task,
             lifecycle.failed(
@@ -180,7 +181,24 @@ async def test_every_transition_is_read_as_it_was_written(harness: Harness) -> N
         AttemptOutcome.LEASE_LOST,
         AttemptOutcome.SUCCEEDED,
     ]
+    assert [attempt.progress for attempt in stored.attempts] == ["half\0 \N{SNOWMAN}", "", "", ""]
     assert stored.task.progress.answers == answers
+
+
+async def test_what_a_handler_said_stays_with_its_attempt_alone(harness: Harness) -> None:
+    [fence] = await harness.lead(0)
+    tasks = quiet, failing, succeeding = await harness.insert(fence, 3)
+    await harness.apply(fence, *(writes.grant(task, fence) for task in tasks))
+    words = [(quiet, ""), (failing, "half"), (succeeding, "nearly")]
+    await harness.apply(
+        fence, *(Update(task, lifecycle.renewed(task.progress, writes.NOW, fence, None, said)) for task, said in words)
+    )
+    await harness.apply(fence, writes.loss(quiet), writes.loss(failing), writes.success(succeeding))
+    await harness.apply(fence, *(writes.grant(task, fence) for task in (quiet, failing)))
+    said = {task.key: [attempt.progress for attempt in (await harness.read(task)).attempts] for task in tasks}
+    assert said == {quiet.key: ["", ""], failing.key: ["half", ""], succeeding.key: ["nearly"]}
+    lost = (await harness.read(failing)).attempts[0]
+    assert await harness.store.find_attempt(failing.key, lost.lease_token) == lost
 
 
 async def test_what_one_of_many_lacks_it_does_not_get_from_the_others(harness: Harness) -> None:

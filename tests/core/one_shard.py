@@ -153,6 +153,10 @@ class OneShard:
     def start(self, token: bytes, task_id: str = "task") -> None:
         self.handle(events.Start(TaskKey("default", task_id), token, self.now().latest))
 
+    def report(self, token: bytes, progress: str, task_id: str = "task") -> None:
+        """Say how far a handler has come."""
+        self.handle(events.Report(TaskKey("default", task_id), token, progress))
+
     def end(
         self,
         token: bytes,

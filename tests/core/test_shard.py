@@ -379,6 +379,79 @@ def test_a_sign_of_life_is_stored_once_a_lease_time() -> None:
     assert shard.attempt().sign_of_life >= START + 4 * LEASE
 
 
+def test_a_handlers_word_is_stored_once_and_stays_with_its_attempt() -> None:
+    shard, token = held(TaskState.RUNNING, Policy(initial_backoff=bounds.SECOND, jitter=0.0))
+    shard.pass_time(bounds.DEFAULT_HEARTBEAT)
+    before = shard.progress().revision
+    shard.report(token, "half")
+    assert shard.progress().revision == before
+    shard.pass_time(LEASE - bounds.SECOND)
+    assert (shard.attempt().progress, shard.progress().revision) == ("half", before + 1)
+    shard.end(token, OutcomeKind.RETRYABLE)
+    assert shard.attempt().progress == "half"
+    shard.pass_time(bounds.SECOND)
+    shard.grant()
+    assert shard.attempt().progress == ""
+    assert [attempt.progress for attempt in shard.store.rows[KEY].attempts] == ["half", ""]
+
+
+def test_a_handler_that_talks_all_the_time_is_stored_once_a_heartbeat_with_its_sign_of_life() -> None:
+    shard, token = held(TaskState.RUNNING)
+    before = shard.progress().revision
+    for number in range(4 * LEASE // bounds.SECOND):
+        shard.report(token, f"row {number}")
+        shard.pass_time(bounds.SECOND)
+    beats = 4 * LEASE // bounds.DEFAULT_HEARTBEAT
+    assert beats // 2 <= shard.progress().revision - before <= beats
+    assert shard.attempt().sign_of_life >= START + 4 * LEASE - 2 * bounds.DEFAULT_HEARTBEAT
+    assert shard.attempt().progress >= f"row {(4 * LEASE - 2 * bounds.DEFAULT_HEARTBEAT) // bounds.SECOND}"
+
+
+def test_a_word_that_comes_while_the_task_is_being_written_is_stored_after_it() -> None:
+    shard, token = held(TaskState.LEASED)
+    shard.pass_time(bounds.DEFAULT_HEARTBEAT)
+    shard.holds_commits = True
+    shard.start(token)
+    shard.report(token, "half")
+    shard.holds_commits = False
+    shard.commit()
+    shard.pass_time(bounds.SECOND)
+    assert (shard.progress().state, shard.attempt().progress) == (TaskState.RUNNING, "half")
+
+
+def test_a_word_that_the_store_refused_is_tried_again() -> None:
+    shard, token = held(TaskState.RUNNING)
+    shard.report(token, "half")
+    shard.holds_commits = True
+    shard.pass_time(bounds.DEFAULT_HEARTBEAT)
+    refuse(shard)
+    assert shard.attempt().progress == ""
+    shard.pass_time(bounds.DEFAULT_HEARTBEAT + bounds.SECOND)
+    assert shard.attempt().progress == "half"
+
+
+def test_a_word_under_a_token_that_is_not_the_tasks_changes_nothing() -> None:
+    shard, token = held(TaskState.RUNNING)
+    shard.submit("other")
+    before = shard.progress()
+    shard.report(b"unknown", "half")
+    shard.report(token, "half", task_id="other")
+    shard.pass_time(2 * bounds.DEFAULT_HEARTBEAT)
+    assert shard.progress() == before
+
+
+def test_a_new_term_keeps_the_word_that_was_stored_and_hears_the_next_one() -> None:
+    shard, token = held(TaskState.RUNNING)
+    shard.report(token, "half")
+    shard.pass_time(bounds.DEFAULT_HEARTBEAT)
+    shard.take_over()
+    shard.hold(token, has_started=True)
+    assert (shard.attempt().progress, shard.attempt().epoch) == ("half", shard.shard.fence.epoch)
+    shard.report(token, "more")
+    shard.pass_time(bounds.DEFAULT_HEARTBEAT + bounds.SECOND)
+    assert shard.attempt().progress == "more"
+
+
 def test_time_in_which_the_loop_did_not_run_is_not_the_workers_silence() -> None:
     shard, _ = held(TaskState.RUNNING)
     shard.pass_time(bounds.SECOND)

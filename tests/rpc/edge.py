@@ -245,6 +245,7 @@ def a_stored_task(task_id: str = "t1", policy: Policy = DEFAULT_POLICY, headers:
         1, 1, b"k" * 16, "w", "i" * 16, "n1", Epoch(6), 41, NOW, NOW, NOW + 1, NOW + 2, AttemptOutcome.FAILED
     )
     first.failure = Failure("ValueError", "no")
+    first.progress = "half"
     second = Attempt(2, 1, b"l" * 16, "w", "i" * 16, "n1", Epoch(7), 42, NOW + 3, NOW + 3)
     progress = Progress(TaskState.LEASED, NOW + 3, 5, 1, 2, 2, 0, False, False, second)
     lane = Lane("default", "mail", "send", -2, "tenant")

@@ -45,6 +45,7 @@ async def test_the_full_view_has_everything(edge: Edge) -> None:
     assert first.outcome == task_pb2.ATTEMPT_OUTCOME_FAILED
     assert (first.failure.type, first.failure.message) == ("ValueError", "no")
     assert first.end_time.ToMicroseconds() == NOW + 2
+    assert (first.progress, second.progress) == ("half", "")
     assert second.outcome == task_pb2.ATTEMPT_OUTCOME_UNSPECIFIED
     assert not second.HasField("start_time")
     assert not second.HasField("failure")

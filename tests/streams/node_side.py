@@ -6,7 +6,7 @@ from typing import Any
 from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros
 from duecourse.server.core.effects import Assignment
-from duecourse.server.core.events import End, Event, Hold, Start, Unsent
+from duecourse.server.core.events import End, Event, Hold, Report, Start, Unsent
 from duecourse.server.core.lease import Holder, Lease
 from duecourse.server.core.task import (
     DEFAULT_POLICY,
@@ -92,6 +92,10 @@ class ScriptedPort:
         return self.posted(Start)
 
     @property
+    def reports(self) -> list[Report]:
+        return self.posted(Report)
+
+    @property
     def holds(self) -> list[Hold]:
         return self.posted(Hold)
 
@@ -128,14 +132,17 @@ class ScriptedWorker:
         """Read all that waits; return the names of the events."""
         return [str(message.WhichOneof("event")) for message in self.hear()]
 
-    def beat(self, tokens: Sequence[bytes], last_assignments: int) -> None:
-        """Say that these leases are held."""
+    def beat(self, tokens: Sequence[bytes], last_assignments: int, **progress: str) -> None:
+        """Say that these leases are held, and how far some tasks have come."""
         digest = 0
         for token in tokens:
             digest ^= int.from_bytes(token[:8], "big")
         self.say(
             heartbeat=pb.WorkerHeartbeat(
-                last_assignments=last_assignments, lease_count=len(tokens), lease_digest=digest
+                last_assignments=last_assignments,
+                lease_count=len(tokens),
+                lease_digest=digest,
+                progress=[a_reference(task_id, progress=text) for task_id, text in progress.items()],
             )
         )
 

@@ -337,6 +337,40 @@ def test_a_start_is_never_before_its_grant_nor_in_the_future(node: Node, ago: Du
     assert start.start_time == expected
 
 
+def test_a_heartbeat_passes_on_what_handlers_say_of_their_progress(node: Node) -> None:
+    worker = node.connect(lease_tokens=[a_token("listed")])
+    node.assign(worker, "a", "quiet")
+    worker.hear()
+    worker.beat([a_token("a"), a_token("quiet"), a_token("listed")], 1, a="half", listed="nearly")
+    assert [(report.key, report.lease_token, report.progress) for report in node.port.reports] == [
+        (TaskKey("default", "a"), a_token("a"), "half"),
+        (TaskKey("default", "listed"), a_token("listed"), "nearly"),
+    ]
+    shards = [shard for shard, event in node.port.events if event in node.port.reports]
+    assert shards == [node.port.shard_of("default", "a"), node.port.shard_of("default", "listed")]
+
+
+def test_a_word_on_what_the_worker_does_not_hold_is_passed_over(node: Node) -> None:
+    worker = node.connect()
+    node.assign(worker, "a")
+    worker.hear()
+    worker.say(succeeded=succeeded("a"))
+    worker.beat([], 1, a="half", unknown="half")
+    assert node.port.reports == []
+    assert not worker.stream.is_ended
+
+
+def test_a_word_that_is_too_long_is_cut(node: Node) -> None:
+    worker = node.connect()
+    node.assign(worker, "a")
+    worker.hear()
+    worker.beat([a_token("a")], 1, a="\0\N{SNOWMAN}" * bounds.MAX_PROGRESS_BYTES)
+    (report,) = node.port.reports
+    assert bounds.MAX_PROGRESS_BYTES - 3 <= len(report.progress.encode()) <= bounds.MAX_PROGRESS_BYTES
+    assert report.progress.startswith("\N{REPLACEMENT CHARACTER}\N{SNOWMAN}")
+    assert report.progress.endswith(reading.CUT_MARK)
+
+
 def test_a_retry_after_that_makes_no_sense_is_clamped(node: Node) -> None:
     worker = node.connect()
     for seconds in (-1, 2**62):

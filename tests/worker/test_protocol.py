@@ -544,6 +544,38 @@ class TestHeartbeats:
         assert [(one.task_id, one.progress) for one in first.progress] == [("t", "half")]
         assert list(second.progress) == []
 
+    def test_progress_is_told_again_to_a_leader_that_asks_what_is_held(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.running["t"].progress = "half"
+        machine.wait(5 * bounds.SECOND)
+        machine.flush()
+        machine.hear(leases_wanted=pb.LeasesWanted(request=1))
+        machine.wait(5 * bounds.SECOND)
+        assert [[one.progress for one in beat.progress] for beat in machine.told("heartbeat")] == [["half"], ["half"]]
+
+    def test_each_node_is_told_the_progress_of_what_it_may_lead(self, machine: Machine) -> None:
+        machine.open("b")
+        machine.assign(assignment("t"))
+        machine.running["t"].progress = "half"
+        machine.wait(5 * bounds.SECOND)
+        machine.flush()
+        machine.hear("b", term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=0, epoch=9)]))
+        machine.wait(5 * bounds.SECOND)
+        (beat, *_) = [beat for beat in machine.told("heartbeat", "b") if beat.progress]
+        assert [(one.task_id, one.progress) for one in beat.progress] == [("t", "half")]
+
+    def test_the_progress_of_many_takes_several_heartbeats(self) -> None:
+        machine = Machine(slots=2 * bounds.MAX_BATCH)
+        machine.open()
+        tasks = [f"t{number}" for number in range(bounds.MAX_BATCH + 1)]
+        machine.assign(*map(assignment, tasks))
+        for task_id in tasks:
+            machine.running[task_id].progress = "x" * bounds.MAX_PROGRESS_BYTES
+        machine.wait(5 * bounds.SECOND)
+        beats = machine.told("heartbeat")
+        assert [len(beat.progress) for beat in beats] == [bounds.MAX_BATCH, 1]
+        assert {beat.lease_count for beat in beats} == {len(tasks)}
+
     def test_a_node_that_is_silent_for_two_intervals_is_dead(self, machine: Machine) -> None:
         stream = machine.streams["a"]
         assert not machine.protocol.is_silent(stream, machine.now + 10 * bounds.SECOND)

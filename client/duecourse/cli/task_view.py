@@ -10,7 +10,7 @@ from duecourse.client import Attempt, Task
 from duecourse.model import durations
 
 COLUMNS = ("task id", "state", "type", "queue", "run at", "due", "attempts")
-ATTEMPT_COLUMNS = ("attempt", "round", "outcome", "worker", "leased", "started", "ended", "failure")
+ATTEMPT_COLUMNS = ("attempt", "round", "outcome", "worker", "leased", "started", "ended", "progress", "failure")
 _MOST_SHOWN_BYTES = 2_000
 
 
@@ -69,6 +69,7 @@ def attempt_row(attempt: Attempt) -> tuple[str, ...]:
         values.write_instant(attempt.lease_time),
         values.write_instant(attempt.start_time),
         values.write_instant(attempt.end_time),
+        attempt.progress,
         f"{attempt.failure.type}: {attempt.failure.message}" if attempt.failure else "",
     )
 
@@ -134,6 +135,7 @@ def _attempt_as_json(attempt: Attempt) -> dict[str, Any]:
             "lease_time": values.write_instant(attempt.lease_time),
             "start_time": values.write_instant(attempt.start_time),
             "end_time": values.write_instant(attempt.end_time),
+            "progress": attempt.progress,
             "failure": attempt.failure and {"type": attempt.failure.type, "message": attempt.failure.message},
         }
     )

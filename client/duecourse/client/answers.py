@@ -101,6 +101,7 @@ def _attempt(message: task_pb2.Attempt) -> tasks.Attempt:
         end_time=_instant(message.end_time) if message.HasField("end_time") else None,
         outcome=_word(_OUTCOMES, message.outcome) if message.outcome else None,
         failure=tasks.Failure(type=message.failure.type, message=message.failure.message) if has_failed else None,
+        progress=message.progress,
     )
 
 

@@ -149,6 +149,8 @@ class Attempt:
     """None while it is open."""
     outcome: AttemptOutcome | None
     failure: Failure | None
+    progress: str
+    """The handler's last word on how far it has come, as of the last stored sign of life; may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

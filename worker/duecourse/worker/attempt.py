@@ -107,4 +107,3 @@ class Attempt:
     sent_on: int = 0
     """The serial of the stream that its outcome was last sent on; 0 for none."""
     progress: str = ""
-    progress_told: str = ""

@@ -60,6 +60,8 @@ class NodeStream:
         self._held: dict[bytes, int] = {}
         self._told: set[bytes] = set()
         """Leases whose outcomes were sent on this stream and are not answered yet."""
+        self._progress_told: dict[bytes, str] = {}
+        """By lease token: what was last said on this stream of a handler's progress."""
         self._digest = 0
         self._renewed_number = 0
         self._renewed_at: Micros = 0
@@ -148,7 +150,7 @@ class NodeStream:
         if self.is_beat_due:
             self.is_beat_due = False
             self.beat_at = now
-            messages.append(self._heartbeat(running, now))
+            messages.extend(self._heartbeats(running, now))
         return messages
 
     def _next(self, now: Micros) -> int:
@@ -164,18 +166,29 @@ class NodeStream:
             if attempt.token in self._held:
                 self._held[attempt.token] = number - 1
         self._renewals.record(number, now)
+        self._progress_told.clear()
         return wire.leases_held(number, answers, self.last_assignments, held)
 
-    def _heartbeat(self, running: Mapping[bytes, Attempt], now: Micros) -> wire.Request:
-        number = self._next(now)
-        progress = []
+    def _heartbeats(self, running: Mapping[bytes, Attempt], now: Micros) -> Iterator[wire.Request]:
+        """Make one heartbeat, or several if many handlers have said something new."""
+        for progress in list(_parts(self._progress_news(running))) or [[]]:
+            number = self._next(now)
+            self._renewals.record(number, now)
+            yield wire.heartbeat(number, self.last_assignments, len(self._held), self._digest, progress, now)
+
+    def _progress_news(self, running: Mapping[bytes, Attempt]) -> list[Attempt]:
+        """Return the attempts whose progress is not what this stream was told; from now on it is."""
+        news = []
+        told = {}
         for token in self._held:
             attempt = running.get(token)
-            if attempt is not None and attempt.progress != attempt.progress_told:
-                attempt.progress_told = attempt.progress
-                progress.append(attempt)
-        self._renewals.record(number, now)
-        return wire.heartbeat(number, self.last_assignments, len(self._held), self._digest, progress, now)
+            if attempt is None or not (attempt.progress or token in self._progress_told):
+                continue
+            progress = told[token] = attempt.progress
+            if progress != self._progress_told.get(token, ""):
+                news.append(attempt)
+        self._progress_told = told
+        return news
 
     def _outcomes(self, now: Micros) -> Iterator[wire.Request]:
         successes: list[Attempt] = []

@@ -467,6 +467,7 @@ class Attempt(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Counted from 1 and on across rounds."""
     round: _builtins.int
@@ -485,6 +486,10 @@ class Attempt(_message.Message):
     """Grows with every grant of the task."""
     outcome: Global___AttemptOutcome.ValueType
     """How it ended; absent while it is open."""
+    progress: _builtins.str
+    """How far the handler has come: its last word, as of the last stored sign of life. At most 255 bytes; empty if it
+    said nothing.
+    """
     @_builtins.property
     def lease_time(self) -> _timestamp_pb2.Timestamp:
         """When it was granted."""
@@ -517,10 +522,11 @@ class Attempt(_message.Message):
         end_time: _timestamp_pb2.Timestamp | None = ...,
         outcome: Global___AttemptOutcome.ValueType = ...,
         failure: Global___Failure | None = ...,
+        progress: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "failure", b"failure", "lease_time", b"lease_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "fencing_token", b"fencing_token", "incarnation", b"incarnation", "lease_time", b"lease_time", "node", b"node", "number", b"number", "outcome", b"outcome", "round", b"round", "shard", b"shard", "start_time", b"start_time", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "fencing_token", b"fencing_token", "incarnation", b"incarnation", "lease_time", b"lease_time", "node", b"node", "number", b"number", "outcome", b"outcome", "progress", b"progress", "round", b"round", "shard", b"shard", "start_time", b"start_time", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

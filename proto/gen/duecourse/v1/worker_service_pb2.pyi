@@ -392,7 +392,7 @@ class AttemptRef(_message.Message):
     task_id: _builtins.str
     """From its Assignment."""
     progress: _builtins.str
-    """For people, from the handler: how far it has come. At most 255 bytes."""
+    """For people, from the handler: how far it has come. Read in heartbeats only. At most 255 bytes; longer ones are cut."""
     @_builtins.property
     def started_ago(self) -> _duration_pb2.Duration:
         """How long before this message was sent the handler began."""
@@ -599,7 +599,9 @@ class WorkerHeartbeat(_message.Message):
     """The exclusive or of the first eight bytes of their tokens, big-endian."""
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptRef]:
-        """Progress of long attempts."""
+        """Attempts whose progress was not told on this stream yet; all of them again after LeasesHeld, as the leader may be
+        a new one.
+        """
 
     def __init__(
         self,

@@ -34,8 +34,8 @@ def open_one(last: Progress) -> Attempt:
     return attempt
 
 
-def going_on(was: Attempt, sign_of_life: Micros, epoch: Epoch, start_time: Micros | None) -> Attempt:
-    """Note a sign of life, the epoch under which it runs, and its start."""
+def going_on(was: Attempt, sign_of_life: Micros, epoch: Epoch, start_time: Micros | None, progress: str) -> Attempt:
+    """Note a sign of life, the epoch under which it runs, its start, and what its handler said."""
     return Attempt(
         was.number,
         was.round,
@@ -48,6 +48,11 @@ def going_on(was: Attempt, sign_of_life: Micros, epoch: Epoch, start_time: Micro
         was.lease_time,
         sign_of_life,
         start_time,
+        None,
+        None,
+        None,
+        None,
+        progress,
     )
 
 
@@ -77,4 +82,5 @@ def closed(
         outcome,
         failure,
         digest,
+        was.progress,
     )

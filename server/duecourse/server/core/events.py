@@ -66,6 +66,15 @@ class Start:
 
 
 @dataclass(slots=True, eq=False)
+class Report:
+    """A worker passes on a handler's word on its progress."""
+
+    key: TaskKey
+    lease_token: bytes
+    progress: str
+
+
+@dataclass(slots=True, eq=False)
 class End:
     """A worker says how an attempt ended; the holder is told what became of it."""
 
@@ -181,6 +190,7 @@ Event = (
     | Cancel
     | Grant
     | Start
+    | Report
     | End
     | Hold
     | Unsent

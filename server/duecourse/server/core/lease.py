@@ -55,6 +55,8 @@ class Lease:
     """The number of the Assignments message that carried it on its holder's stream; 0 if another stream did."""
     stop_asked_at: Micros | None = None
     """Elapsed time at which the worker was asked to stop for lack of time."""
+    said: str | None = None
+    """What its handler last said of its progress, stored or not; None: nothing in this term."""
     cancel_waits: list[CancelWait] = field(default_factory=list)
 
     def expires_at(self) -> Micros:

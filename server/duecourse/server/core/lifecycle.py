@@ -56,15 +56,18 @@ def granted(task: Task, holder: Holder, token: bytes, node: str, fence: Fence, u
 def started(last: Progress, start_time: Micros) -> Progress:
     """Note that the handler began."""
     was = attempts.open_one(last)
-    return _held(last, TaskState.RUNNING, attempts.going_on(was, was.sign_of_life, was.epoch, start_time))
+    return _held(last, TaskState.RUNNING, attempts.going_on(was, was.sign_of_life, was.epoch, start_time, was.progress))
 
 
-def renewed(last: Progress, sign_of_life: Micros, fence: Fence, start_time: Micros | None) -> Progress:
-    """Store a sign of life and the epoch under which the attempt now runs; and its start, if that is news."""
+def renewed(
+    last: Progress, sign_of_life: Micros, fence: Fence, start_time: Micros | None, said: str | None = None
+) -> Progress:
+    """Store a sign of life and the epoch under which the attempt now runs; its start and its handler's word, if new."""
     was = attempts.open_one(last)
+    said = was.progress if said is None else said
     if start_time is None:
-        return _held(last, last.state, attempts.going_on(was, sign_of_life, fence.epoch, was.start_time))
-    return _held(last, TaskState.RUNNING, attempts.going_on(was, sign_of_life, fence.epoch, start_time))
+        return _held(last, last.state, attempts.going_on(was, sign_of_life, fence.epoch, was.start_time, said))
+    return _held(last, TaskState.RUNNING, attempts.going_on(was, sign_of_life, fence.epoch, start_time, said))
 
 
 def succeeded(last: Progress, utc: Micros, start_time: Micros | None, digest: bytes) -> Progress:

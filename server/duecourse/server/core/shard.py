@@ -37,6 +37,7 @@ from duecourse.server.core.events import (
     Hold,
     LaneLoaded,
     OutcomeKind,
+    Report,
     Start,
     Submit,
     TasksRead,
@@ -122,6 +123,8 @@ class Shard:
                 )
             case BucketsLoaded():
                 self._buckets_loaded(event, now, out)
+            case Report():
+                self._report(event)
             case Cancel():
                 self._cancel(event, now, out)
             case Hold():
@@ -254,6 +257,12 @@ class Shard:
         start_time = max(event.start_time, attempt.lease_time)
         self._update(task, lifecycle.started(task.progress, start_time), event, out)
 
+    def _report(self, event: Report) -> None:
+        """Keep what a handler says of its progress; the sweep stores it."""
+        lease = self.leases.get(event.lease_token)
+        if lease is not None and lease.task.key == event.key:
+            lease.said = event.progress
+
     def _end(self, event: End, now: Now, out: Effects) -> None:
         if self._queue_if_busy(event.key, event):
             return
@@ -361,7 +370,8 @@ class Shard:
         if attempt.epoch < self.fence.epoch or is_news:
             start_time = now.latest if is_news else None
             lease.stored_at = now.elapsed
-            self._update(task, lifecycle.renewed(task.progress, now.latest, self.fence, start_time), event, out)
+            progress = lifecycle.renewed(task.progress, now.latest, self.fence, start_time, lease.said)
+            self._update(task, progress, event, out)
 
     def _is_absent(self, lease: Lease, event: Hold) -> bool:
         """Tell whether a lease that the worker does not list can surely not reach it any more."""
@@ -647,9 +657,17 @@ class Shard:
             lease.stop_asked_at = now.elapsed
             if holder.is_open:
                 out.stops.append((holder, lease.token, StopReason.TIMED_OUT))
-        elif holder.renewed_at >= lease.stored_at + lease.duration:
+        elif holder.renewed_at >= lease.stored_at + lease.duration or (
+            lease.said is not None and self._is_news(lease, lease.said, now)
+        ):
             lease.stored_at = now.elapsed
-            self._update(task, lifecycle.renewed(task.progress, now.latest, self.fence, None), None, out)
+            self._update(task, lifecycle.renewed(task.progress, now.latest, self.fence, None, lease.said), None, out)
+
+    def _is_news(self, lease: Lease, said: str, now: Now) -> bool:
+        """Tell whether a handler's word is to be stored: it differs, and the last write was a heartbeat ago."""
+        attempt = lease.task.progress.attempt
+        assert attempt is not None, "a lease has an attempt"
+        return said != attempt.progress and now.elapsed >= lease.stored_at + self._options.heartbeat
 
     # Memory.
 

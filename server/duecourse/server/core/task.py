@@ -127,6 +127,8 @@ class Attempt:
     failure: Failure | None = None
     outcome_digest: bytes | None = None
     """Tells a repeated outcome from a different one under the same token."""
+    progress: str = ""
+    """The handler's last word on how far it has come, as of the last stored sign of life."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ def _set_attempt(message: task_pb2.Attempt, attempt: task.Attempt, shard: task.S
     if attempt.failure is not None:
         message.failure.type = attempt.failure.type
         message.failure.message = attempt.failure.message
+    message.progress = attempt.progress
 
 
 def _set_instant(message: Timestamp, instant: Micros) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from duecourse.model import bounds
-from duecourse.server.core.task import AttemptOutcome, Delivery, Epoch, ShardId, TaskState
+from duecourse.server.core.task import Attempt, AttemptOutcome, Delivery, Epoch, ShardId, TaskState
 from duecourse.server.core.writes import Insert, Update
 from duecourse.server.storage import Committed, Existing, ShardBatch, Stale, codec, queries
 from duecourse.server.storage.connections import Row
@@ -142,6 +142,7 @@ def _is_plain_success(update: Update) -> bool:
         and progress.earlier_attempt_may_run == last.earlier_attempt_may_run
         and attempt.epoch == was.epoch
         and attempt.sign_of_life == was.sign_of_life
+        and attempt.progress is was.progress
     )
 
 
@@ -247,6 +248,7 @@ def _update_columns(updates: list[Update]) -> dict[str, Any]:
         "u_failure_type": [failure and failure.type.encode() for failure in failures],
         "u_failure_message": [failure and failure.message.encode() for failure in failures],
         "u_outcome_digest": [attempt and attempt.outcome_digest for attempt in attempts],
+        "u_progress": _said(attempts),
         "u_end_time": [progress.end_time for progress in progresses],
         "u_failure_reason": [progress.failure_reason for progress in progresses],
         "u_answers": [codec.answers_to_bytes(progress.answers) for progress in progresses],
@@ -279,8 +281,13 @@ def _archive_columns(archived: list[tuple[int, Update]]) -> dict[str, Any]:
         "a_failure_type": [failure and failure.type.encode() for failure in failures],
         "a_failure_message": [failure and failure.message.encode() for failure in failures],
         "a_outcome_digest": [attempt.outcome_digest for attempt in attempts],
+        "a_progress": _said(attempts),
         "returned_kept": bounds.MAX_RETURNED_RECORDS,
     }
+
+
+def _said(attempts: Sequence[Attempt | None]) -> list[Any]:
+    return _unless_all([attempt.progress.encode() or None if attempt else None for attempt in attempts], None)
 
 
 def _result_columns(updates: list[Update]) -> tuple[list[Any], list[Any]]:

@@ -25,7 +25,7 @@ from duecourse.server.core.task import (
 from duecourse.server.storage import CorruptRecord, StoredTask, codec
 from duecourse.server.storage.connections import Row
 
-TASK_COLUMNS: Final = 40
+TASK_COLUMNS: Final = 41
 """How many columns a task takes; others may follow them."""
 
 _SHARD, _REVISION = 2, 14
@@ -102,6 +102,7 @@ def _decode_attempt(row: Row | list[Any]) -> Attempt:
         failure_type,
         failure_message,
         outcome_digest,
+        progress,
     ) = row
     failure = None
     if failure_type is not None:
@@ -122,6 +123,7 @@ def _decode_attempt(row: Row | list[Any]) -> Attempt:
         None if outcome is None else AttemptOutcome(outcome),
         failure,
         outcome_digest,
+        "" if progress is None else progress.decode(),
     )
 
 

@@ -48,6 +48,10 @@ class Ledger:
             if token not in self._concluded:
                 self._held[token] = before.get(token)
 
+    def __contains__(self, token: bytes) -> bool:
+        """Tell whether a lease is held."""
+        return token in self._held
+
     def lease_of(self, token: bytes) -> Lease | None:
         """Return the lease of a token, if it was assigned on this stream and is held."""
         entry = self._held.get(token)

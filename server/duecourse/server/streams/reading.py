@@ -123,6 +123,11 @@ def failure(attempt: pb.FailedAttempt) -> Failure:
     )
 
 
+def progress(reference: pb.AttemptRef) -> str:
+    """Return what a handler says of its progress, cut to its bound."""
+    return cut(reference.progress, bounds.MAX_PROGRESS_BYTES)
+
+
 def result(success: pb.Success) -> tuple[bytes, str] | None:
     """Return what the handler returned, with its media type; None if it returned nothing."""
     content = success.result

@@ -23,7 +23,7 @@ from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.effects import Assignment, StopReason, Verdict
 from duecourse.server.core.errors import DomainError
-from duecourse.server.core.events import End, Hold, OutcomeKind, Start, Unsent
+from duecourse.server.core.events import End, Hold, OutcomeKind, Report, Start, Unsent
 from duecourse.server.core.lease import Holder, Lease
 from duecourse.server.core.task import Epoch, Failure, ShardId, TaskKey
 from duecourse.server.streams import Port, reading, wire
@@ -302,6 +302,11 @@ class WorkerStream:
         else:
             self._inquiry.disagreed(self.last_read)
             self._want_leases()
+        for reference in heartbeat.progress:
+            token = reference.lease_token
+            if token in self._ledger:
+                key, shard = self._locate(reference, self._ledger.lease_of(token))
+                self._port.post(shard, Report(key, token, reading.progress(reference)))
 
     def _leases_held(self, held: pb.LeasesHeld, now: Micros) -> None:
         holder = self._the_holder()

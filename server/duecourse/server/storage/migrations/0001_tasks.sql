@@ -81,6 +81,8 @@ CREATE TABLE duecourse.task (
     failure_type bytea,
     failure_message bytea,
     outcome_digest bytea,
+    -- What the handler said of how far it has come; NULL: nothing.
+    progress bytea,
     end_time bigint,
     failure_reason text COLLATE "C",
     -- duecourse.storage.v1.Answers; empty: none.
@@ -125,5 +127,6 @@ CREATE TABLE duecourse.attempt (
     failure_type bytea,
     failure_message bytea,
     outcome_digest bytea,
+    progress bytea,
     PRIMARY KEY (namespace, task_id, number)
 );

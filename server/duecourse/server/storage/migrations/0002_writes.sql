@@ -33,14 +33,15 @@ CREATE FUNCTION duecourse.commit_writes(
     u_returns_in_row int[] = '{}', u_cancel_requested boolean[] = '{}', u_earlier_attempt_may_run boolean[] = '{}',
     u_epoch bigint[] = '{}', u_sign_of_life bigint[] = '{}', u_start_time bigint[] = '{}',
     u_attempt_end_time bigint[] = '{}', u_outcome text[] = '{}', u_failure_type bytea[] = '{}',
-    u_failure_message bytea[] = '{}', u_outcome_digest bytea[] = '{}', u_end_time bigint[] = '{}',
-    u_failure_reason text[] = '{}', u_answers bytea[] = '{}', u_result_type bytea[] = '{}', u_result bytea[] = '{}',
+    u_failure_message bytea[] = '{}', u_outcome_digest bytea[] = '{}', u_progress bytea[] = '{}',
+    u_end_time bigint[] = '{}', u_failure_reason text[] = '{}', u_answers bytea[] = '{}', u_result_type bytea[] = '{}',
+    u_result bytea[] = '{}',
     a_of int[] = '{}', a_namespace text = '', a_task_id text = '', a_number int[] = '{}', a_round int[] = '{}',
     a_epoch bigint[] = '{}', a_fencing_token bigint[] = '{}', a_lease_time bigint[] = '{}',
     a_sign_of_life bigint[] = '{}', a_start_time bigint[] = '{}', a_end_time bigint[] = '{}',
     a_lease_token bytea[] = '{}', a_worker text[] = '{}', a_incarnation text[] = '{}', a_node text[] = '{}',
     a_outcome text[] = '{}', a_failure_type bytea[] = '{}', a_failure_message bytea[] = '{}',
-    a_outcome_digest bytea[] = '{}',
+    a_outcome_digest bytea[] = '{}', a_progress bytea[] = '{}',
     returned_kept int = 0
 ) RETURNS TABLE (kind int, place int, number bigint, first bytea, second bytea, third bytea)
 LANGUAGE plpgsql
@@ -145,7 +146,7 @@ BEGIN
                     sign_of_life = coalesce(g.lease_time, g_lease_time[1]), start_time = NULL, attempt_end_time = NULL,
                     lease_token = g.lease_token, worker = coalesce(g.worker, g_worker),
                     incarnation = coalesce(g.incarnation, g_incarnation), node = coalesce(g.node, g_node),
-                    outcome = NULL, failure_type = NULL, failure_message = NULL, outcome_digest = NULL
+                    outcome = NULL, failure_type = NULL, failure_message = NULL, outcome_digest = NULL, progress = NULL
                 FROM unnest(
                     string_to_array(g_namespace, separator), string_to_array(g_task_id, separator), g_revision,
                     g_round, g_number, g_attempts_used, g_lease_token, string_to_array(g_worker, separator),
@@ -193,21 +194,21 @@ BEGIN
             cancel_requested = u.cancel_requested, earlier_attempt_may_run = u.earlier_attempt_may_run,
             epoch = u.epoch, sign_of_life = u.sign_of_life, start_time = u.start_time,
             attempt_end_time = u.attempt_end_time, outcome = u.outcome, failure_type = u.failure_type,
-            failure_message = u.failure_message, outcome_digest = u.outcome_digest, end_time = u.end_time,
-            failure_reason = u.failure_reason, answers = u.answers,
+            failure_message = u.failure_message, outcome_digest = u.outcome_digest, progress = u.progress,
+            end_time = u.end_time, failure_reason = u.failure_reason, answers = u.answers,
             result_type = coalesce(u.result_type, t.result_type),
             result = CASE WHEN u.result_type IS NULL THEN t.result ELSE u.result END
         FROM unnest(
             string_to_array(u_namespace, separator), string_to_array(u_task_id, separator), u_state, u_due_time,
             u_revision, u_round, u_attempt_count, u_attempts_used, u_returns_in_row, u_cancel_requested,
             u_earlier_attempt_may_run, u_epoch, u_sign_of_life, u_start_time, u_attempt_end_time, u_outcome,
-            u_failure_type, u_failure_message, u_outcome_digest, u_end_time, u_failure_reason, u_answers,
+            u_failure_type, u_failure_message, u_outcome_digest, u_progress, u_end_time, u_failure_reason, u_answers,
             u_result_type, u_result
         ) AS u (
             namespace, task_id, state, due_time,
             revision, round, attempt_count, attempts_used, returns_in_row, cancel_requested,
             earlier_attempt_may_run, epoch, sign_of_life, start_time, attempt_end_time, outcome,
-            failure_type, failure_message, outcome_digest, end_time, failure_reason, answers,
+            failure_type, failure_message, outcome_digest, progress, end_time, failure_reason, answers,
             result_type, result
         )
         WHERE t.namespace = u.namespace AND t.task_id = u.task_id AND t.revision = u.revision - 1;
@@ -220,19 +221,19 @@ BEGIN
     IF cardinality(a_of) > 0 THEN
         INSERT INTO duecourse.attempt (
             namespace, task_id, number, round, epoch, fencing_token, lease_time, sign_of_life, start_time, end_time,
-            lease_token, worker, incarnation, node, outcome, failure_type, failure_message, outcome_digest
+            lease_token, worker, incarnation, node, outcome, failure_type, failure_message, outcome_digest, progress
         )
         SELECT a.namespace, a.task_id, a.number, a.round, a.epoch, a.fencing_token, a.lease_time, a.sign_of_life,
             a.start_time, a.end_time, a.lease_token, a.worker, a.incarnation, a.node, a.outcome, a.failure_type,
-            a.failure_message, a.outcome_digest
+            a.failure_message, a.outcome_digest, a.progress
         FROM unnest(
             a_of, string_to_array(a_namespace, separator), string_to_array(a_task_id, separator), a_number, a_round,
             a_epoch, a_fencing_token, a_lease_time, a_sign_of_life, a_start_time, a_end_time, a_lease_token, a_worker,
-            a_incarnation, a_node, a_outcome, a_failure_type, a_failure_message, a_outcome_digest
+            a_incarnation, a_node, a_outcome, a_failure_type, a_failure_message, a_outcome_digest, a_progress
         ) AS a (
             of_update, namespace, task_id, number, round,
             epoch, fencing_token, lease_time, sign_of_life, start_time, end_time, lease_token, worker,
-            incarnation, node, outcome, failure_type, failure_message, outcome_digest
+            incarnation, node, outcome, failure_type, failure_message, outcome_digest, progress
         )
         WHERE a.of_update <> ALL (mismatched);
         IF 'returned' = ANY (a_outcome) THEN

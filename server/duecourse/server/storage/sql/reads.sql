@@ -3,11 +3,12 @@ t.namespace, t.task_id, t.shard, t.queue, t.task_type, t.priority, t.fairness_ke
 t.create_time, t.policy, t.state, t.due_time, t.revision, t.round, t.attempt_count, t.attempts_used, t.returns_in_row,
 t.cancel_requested, t.earlier_attempt_may_run, t.end_time, t.failure_reason, t.answers, t.lease_token,
 t.attempt_number, t.attempt_round, t.worker, t.incarnation, t.node, t.epoch, t.fencing_token, t.lease_time,
-t.sign_of_life, t.start_time, t.attempt_end_time, t.outcome, t.failure_type, t.failure_message, t.outcome_digest
+t.sign_of_life, t.start_time, t.attempt_end_time, t.outcome, t.failure_type, t.failure_message, t.outcome_digest,
+t.progress
 
 -- name: attempt_columns
 a.lease_token, a.number, a.round, a.worker, a.incarnation, a.node, a.epoch, a.fencing_token, a.lease_time,
-a.sign_of_life, a.start_time, a.end_time, a.outcome, a.failure_type, a.failure_message, a.outcome_digest
+a.sign_of_life, a.start_time, a.end_time, a.outcome, a.failure_type, a.failure_message, a.outcome_digest, a.progress
 
 -- name: durability
 SELECT current_setting('synchronous_commit'), current_setting('fsync') = 'on',
@@ -61,7 +62,7 @@ ORDER BY t.shard, t.due_time, t.sequence
 -- name: find_attempt
 SELECT t.lease_token, t.attempt_number, t.attempt_round, t.worker, t.incarnation, t.node, t.epoch, t.fencing_token,
     t.lease_time, t.sign_of_life, t.start_time, t.attempt_end_time, t.outcome, t.failure_type, t.failure_message,
-    t.outcome_digest
+    t.outcome_digest, t.progress
 FROM duecourse.task t
 WHERE t.namespace = $1 AND t.task_id = $2 AND t.lease_token = $3
 UNION ALL
