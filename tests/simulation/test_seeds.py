@@ -1,0 +1,61 @@
+"""Whole clusters from seeds: those that found something once, and as many others as there is time for."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+from simulation import plan, world
+from simulation.run import run_seeds
+from simulation.seeds import FOUND, Found
+
+from duecourse.model import bounds
+from duecourse.timing.clock import SystemClock
+
+_TESTS: Final = Path(__file__).parent.parent
+_PARTS: Final = 4
+_TIME_OF_A_PART: Final = 12 * bounds.SECOND
+_DIGESTS: Final = "from simulation import plan, world; print([world.run(plan.draw(s)).digest for s in range(3)])"
+
+
+@pytest.mark.parametrize("found", FOUND, ids=lambda found: f"seed {found.seed}")
+def test_a_seed_that_found_a_fault_finds_it_no_more(found: Found) -> None:
+    result = world.run(plan.draw(found.seed))
+    assert not result.violations, found.fault
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_no_seed_breaks_a_promise(part: int) -> None:
+    clock = SystemClock()
+    until = clock.elapsed() + _TIME_OF_A_PART
+    counted = 0
+    seed = part
+    while clock.elapsed() < until:
+        tally = run_seeds([seed])
+        assert not tally.failures
+        counted += tally.counted
+        seed += _PARTS
+    assert counted
+
+
+def test_a_run_is_the_same_in_another_process_whatever_hashes_are_there() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")])}
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", _DIGESTS],
+            env={**environment, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "4711")
+    }
+    assert len(digests) == 1
+
+
+def test_a_run_is_the_same_whether_it_is_traced_or_not() -> None:
+    quiet, verbose = world.run(plan.draw(3)), world.run(plan.draw(3), is_verbose=True)
+    assert quiet.digest == verbose.digest
+    assert verbose.trace
