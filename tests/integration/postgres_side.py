@@ -6,7 +6,7 @@ import signal
 from collections.abc import AsyncIterator
 
 import asyncpg
-from services.waiting import until
+from services.waiting import eventually
 
 _STORE = "application_name = 'duecourse' AND datname = current_database()"
 
@@ -32,7 +32,7 @@ class Side:
         return [row[0] for row in rows]
 
     async def until_waiting(self) -> int:
-        await until(self.waiting)
+        await eventually(self.waiting)
         found = await self.waiting()
         return found[0] if found else 0
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from conformance import writes
 from integration.postgres_side import Side, side_of
 from services.postgres import SHARDS, binaries
-from services.waiting import until
+from services.waiting import eventually
 from structlog.testing import capture_logs
 
 from duecourse.model import bounds
@@ -95,8 +95,8 @@ async def test_a_commit_whose_backend_is_terminated_is_unknown(leader: Leader, s
         assert isinstance(answer, Unknown | Refused)
         return isinstance(answer, Unknown)
 
-    await until(answered_unknown)
-    await until(leader.commits_again)
+    await eventually(answered_unknown)
+    await eventually(leader.commits_again)
 
 
 @contextlib.asynccontextmanager
@@ -124,7 +124,7 @@ async def test_a_commit_on_a_frozen_backend_is_unknown_in_time_and_may_land_late
         async def has_landed_or_gone() -> bool:
             return pid not in await side.commit_backends()
 
-        await until(has_landed_or_gone)
+        await eventually(has_landed_or_gone)
         # Either way the store holds it at most once.
         again = await leader.commit(batch)
         assert isinstance(again, Committed)
@@ -137,8 +137,8 @@ async def test_idle_connections_that_were_terminated_are_replaced(leader: Leader
     async def are_gone() -> bool:
         return not await side.commit_backends()
 
-    await until(are_gone)
-    await until(leader.commits_again)
+    await eventually(are_gone)
+    await eventually(leader.commits_again)
     assert await leader.reads_again()
 
 
@@ -163,7 +163,7 @@ async def test_a_read_only_server_refuses_and_is_left_until_it_serves_again(own_
             assert not isinstance(answer, Unknown)
             return isinstance(answer, Refused)
 
-        await until(is_refused)
+        await eventually(is_refused)
         refused = await leader.commit()
         assert isinstance(refused, Refused)
         assert not refused.is_data
@@ -174,8 +174,8 @@ async def test_a_read_only_server_refuses_and_is_left_until_it_serves_again(own_
             await leader.store.shards()
         await side.connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
         await side.connection.execute("SELECT pg_reload_conf()")
-        await until(leader.commits_again)
-        await until(leader.reads_again)
+        await eventually(leader.commits_again)
+        await eventually(leader.reads_again)
 
 
 async def test_what_was_committed_survives_a_crash_of_the_server(own_postgres: EmbeddedPostgres) -> None:
@@ -189,8 +189,8 @@ async def test_what_was_committed_survives_a_crash_of_the_server(own_postgres: E
             with pytest.raises(StoreUnavailable):
                 await leader.store.shards()
         await own_postgres.start()
-        await until(leader.commits_again)
-        await until(leader.reads_again)
+        await eventually(leader.commits_again)
+        await eventually(leader.reads_again)
         found = await leader.store.load_tasks([batch.inserts[0].task.key for batch in batches])
         assert None not in found
 
@@ -201,7 +201,7 @@ async def test_a_restart_in_good_order_is_gone_through(own_postgres: EmbeddedPos
         answer = await leader.commit()
         assert isinstance(answer, Refused | Unknown)
         await own_postgres.start()
-        await until(leader.commits_again)
+        await eventually(leader.commits_again)
 
 
 async def test_a_server_without_room_for_connections_refuses(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ async def test_a_server_without_room_for_connections_refuses(tmp_path: Path) -> 
             # The connection that it has already still serves.
             assert await leader.commits_again()
             guest.terminate()
-            await until(leader.reads_again)
+            await eventually(leader.reads_again)
 
 
 async def test_a_server_that_is_not_there_is_unavailable(own_postgres: EmbeddedPostgres) -> None:

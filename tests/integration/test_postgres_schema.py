@@ -8,7 +8,7 @@ import pytest_asyncio
 from conformance import writes
 from integration.postgres_side import Side, side_of
 from services.postgres import SHARDS
-from services.waiting import until
+from services.waiting import eventually
 
 from duecourse.model import bounds, slots
 from duecourse.server.core.task import DueKey, ShardId
@@ -151,7 +151,7 @@ async def test_a_grant_touches_no_index(postgres_dsn: str, side: Side) -> None:
     async def updates_are_counted() -> bool:
         return bool(await side.connection.fetchval(f"SELECT n_tup_upd >= 300 FROM {_STATISTICS}"))
 
-    await until(updates_are_counted)
+    await eventually(updates_are_counted)
     hot = await side.connection.fetchval(f"SELECT n_tup_hot_upd FROM {_STATISTICS}")
     # All tasks of a page were granted at once; it has room for a second version of most of them.
     assert hot >= 240
@@ -183,7 +183,7 @@ async def test_no_read_of_a_leader_goes_through_the_whole_table(postgres_dsn: st
         query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'duecourse'"
         return not await side.connection.fetchval(query + " AND datname = current_database()")
 
-    await until(sessions_have_ended)
+    await eventually(sessions_have_ended)
     assert await side.connection.fetchval(f"SELECT seq_scan FROM {_STATISTICS}") == before
 
 

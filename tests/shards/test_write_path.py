@@ -53,18 +53,9 @@ async def running(store: TroubledStore) -> AsyncIterator[Scheduler]:
     scheduler = Scheduler(options, store, await store.shards(), Solo(), SystemClock(), Metrics(), Failpoints())
     async with asyncio.TaskGroup() as group:
         running_in = group.create_task(_run(scheduler), name="scheduler")
-        await holds(lambda: len(scheduler.loop.shards) == SHARDS)
+        await until(lambda: len(scheduler.loop.shards) == SHARDS)
         yield scheduler
         running_in.cancel()
-
-
-async def holds(condition: Callable[[], bool]) -> None:
-    """Return once a condition holds."""
-
-    async def ask() -> bool:
-        return condition()
-
-    await until(ask)
 
 
 async def _run(scheduler: Scheduler) -> None:
@@ -140,7 +131,7 @@ async def test_a_long_refusal_is_told_to_clients_and_ends_by_itself() -> None:
         assert scheduler.why_not_ready() is not None
 
         store.before = lambda _: None
-        await holds(lambda: scheduler.why_not_ready() is None)
+        await until(lambda: scheduler.why_not_ready() is None)
         assert await scheduler.commands.submit([submission("a")]) == [Submitted(submission("a").uid, True)]
 
 
@@ -156,7 +147,7 @@ async def test_an_answer_that_is_lost_is_uncertain_and_a_repeat_tells(is_applied
         task = submission("a")
         assert await scheduler.commands.submit([task]) == [errors.OutcomeUncertain()]
 
-        await holds(lambda: scheduler.loop.leads(task.shard))
+        await until(lambda: scheduler.loop.leads(task.shard))
         assert scheduler.loop.shards[task.shard].fence.epoch > epochs[task.shard]
         assert await scheduler.commands.submit([task]) == [Submitted(task.uid, not is_applied)]
 
@@ -172,4 +163,4 @@ async def _be_replaced(store: TroubledStore, task: Submission) -> None:
     async with running(store) as scheduler:
         await store.raise_epochs(COORDINATION, [RaiseRequest(task.shard, b"another".ljust(16))], 0)
         assert await scheduler.commands.submit([task]) == [errors.NoLeader(task.shard)]
-        await holds(lambda: False)
+        await until(lambda: False)
