@@ -3,6 +3,7 @@
 import asyncio
 import os
 import ssl
+from typing import Any
 
 import grpc
 import pytest
@@ -169,6 +170,18 @@ async def test_a_message_above_every_bound_is_refused_before_it_is_parsed(edge: 
         await call(b"\x12" + b"\0" * 100 * 1024 * 1024, timeout=60)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert await is_alive(edge)
+
+
+async def test_no_call_of_a_crowd_that_comes_at_once_is_thrown_away(edge: Edge) -> None:
+    request = cluster_service_pb2.GetClusterRequest()
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(_code_of(edge.cluster.GetCluster(request, timeout=60))) for _ in range(3_000)]
+    # With gRPC's own bound some 10 of 100 ended CANCELLED.
+    assert {call.result() for call in calls} <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+async def _code_of(call: "aio.UnaryUnaryCall[cluster_service_pb2.GetClusterRequest, Any]") -> grpc.StatusCode:
+    return await call.code()
 
 
 @pytest.mark.parametrize("timeout", [0.001, 365 * 86_400.0])

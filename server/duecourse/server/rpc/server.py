@@ -30,12 +30,17 @@ SERVICES: Final = tuple(service.full_name for service in _SERVICES)
 MAX_MESSAGE_BYTES: Final = 4 * bounds.MAX_REQUEST_BYTES
 MAX_METADATA_BYTES: Final = 16 * 1024
 MAX_STREAMS_PER_CONNECTION: Final = 4_096
+# Far above the bound on calls, which answers what is too much: gRPC throws calls away with CANCELLED, some from its
+# first bound on (1,000 by default) and all from its second one on.
+MAX_UNSEEN_CALLS: Final = 32_768
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES // 2),
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+    ("grpc.server.max_pending_requests", MAX_UNSEEN_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_UNSEEN_CALLS),
     # Two nodes on one port would share its connections without a word.
     ("grpc.so_reuseport", 0),
     # Dead connections are found by workers' heartbeats and calls' deadlines; this frees what they leave behind.
