@@ -15,11 +15,11 @@ from core.model_worker import LEASE, Assigned, Beat, Down, Stream, Told, Up, Wan
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros, Now
-from duecourse.server.core import errors, events
+from duecourse.server.core import callers, errors, events
 from duecourse.server.core.effects import Answer, Effects, LaneLoad, Verdict
 from duecourse.server.core.lease import Holder
 from duecourse.server.core.matcher import Matcher
-from duecourse.server.core.shard import Shard, ShardOptions, give_up, turn_away
+from duecourse.server.core.shard import Shard, ShardOptions
 from duecourse.server.core.task import Epoch, ShardId, TaskKey
 from duecourse.server.core.writes import Update, Write
 
@@ -114,7 +114,7 @@ class Node:
             self.next_tick = now.elapsed + bounds.LONGEST_SLEEP // 2
         for shard in self.shards.values():
             next_due = shard.near.next_due()
-            next_wait = shard.next_wait()
+            next_wait = shard.cancellations.next_wait()
             if (
                 is_due
                 or (next_due is not None and next_due <= now.earliest)
@@ -186,7 +186,7 @@ class Node:
 
     def _turn_away(self, number: ShardId, event: events.Event) -> None:
         out = Effects()
-        turn_away(event, errors.NoLeader(number), out)
+        callers.turn_away(event, errors.NoLeader(number), out)
         for origin, answer in out.answers:
             self.watcher.answered(origin, answer)
         self._give_back(out)
@@ -238,9 +238,9 @@ class Node:
             self.lost_commits.append(commit)
             uncertain = commit.writes
         for write in uncertain:
-            give_up(write, errors.OutcomeUncertain(), out)
+            callers.give_up(write, errors.OutcomeUncertain(), out)
         for write in [*unsent, *self.pending.pop(shard, [])]:
-            give_up(write, errors.NoLeader(number), out)
+            callers.give_up(write, errors.NoLeader(number), out)
         if self.shards.get(number) is shard:
             del self.shards[number]
             shard.close(out)
@@ -358,8 +358,8 @@ class Node:
             unsent = {message.token for message in stream.down if isinstance(message, Assigned)}
             stream.down.clear()
             for shard in list(self.shards.values()):
-                for token in unsent & shard.leases.keys():
-                    self.inbox.append((shard, events.Unsent(shard.leases[token])))
+                for token in unsent & shard.leases.by_token.keys():
+                    self.inbox.append((shard, events.Unsent(shard.leases.by_token[token])))
 
     def _join(self, stream: Stream, message: Up, now: Now) -> None:
         holder = stream.holder
@@ -428,7 +428,7 @@ class Node:
         shards = {*self.shards.values(), *(shard for shard, _ in self.inbox)}
         writes = itertools.chain.from_iterable(self.writes_under_way(shard) for shard in shards)
         causes = [write.cause for write in writes if isinstance(write, Update)]
-        lines = [event for shard in self.shards.values() for line in shard._busy.values() for event in line or ()]
+        lines = [event for shard in self.shards.values() for line in shard.lines.busy.values() for event in line or ()]
         return sum(isinstance(event, events.Grant) and event.holder is holder for event in [*causes, *lines])
 
 

@@ -199,7 +199,7 @@ class OneShard:
         return attempt
 
     def lease(self, task_id: str = "task") -> Lease:
-        return self.shard.held[TaskKey("default", task_id)]
+        return self.shard.leases.by_task[TaskKey("default", task_id)]
 
     def is_ready(self, task_id: str = "task") -> bool:
         task = self.shard.near.tasks.get(TaskKey("default", task_id))

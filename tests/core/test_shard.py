@@ -6,10 +6,9 @@ from core.one_shard import LEASE, OneShard, held, waiting
 
 from duecourse.model import bounds
 from duecourse.model.instants import Now
-from duecourse.server.core import errors, events
+from duecourse.server.core import callers, errors, events
 from duecourse.server.core.effects import Cancelled, CancelResult, Effects, StopReason, Submitted, Verdict
 from duecourse.server.core.events import OutcomeKind
-from duecourse.server.core.shard import give_up, turn_away
 from duecourse.server.core.task import AttemptOutcome, Policy, ShardId, TaskKey, TaskState
 
 KEY = TaskKey("default", "task")
@@ -80,7 +79,7 @@ def test_a_refused_insert_is_answered_and_leaves_nothing() -> None:
     origin = shard.submit_only()
     refuse(shard)
     assert shard.answer(origin) == errors.StoreFailed("the data")
-    assert not shard.shard._busy
+    assert not shard.shard.lines.busy
     assert isinstance(shard.submit(), Submitted)
 
 
@@ -148,7 +147,7 @@ def test_a_load_that_meets_a_repeated_submission_does_not_lose_the_task() -> Non
 def test_a_read_that_meets_a_repeated_submission_does_not_lose_the_task() -> None:
     shard = waiting()
     shard.shard.near.take(shard.shard.near.tasks[KEY])
-    shard.shard._busy[KEY] = [events.Submit([(a_submission(), object())])]
+    shard.shard.lines.busy[KEY] = [events.Submit([(a_submission(), object())])]
     shard.handle(events.TasksRead([(KEY, shard.store.snapshot().task(KEY))]))
     assert shard.is_ready()
 
@@ -179,7 +178,7 @@ def test_a_backlog_larger_than_memory_drains_in_order() -> None:
 
 def test_an_outcome_for_a_lease_that_memory_lacks_is_recorded() -> None:
     shard, token = held(TaskState.RUNNING)
-    del shard.shard.held[KEY], shard.shard.leases[token]
+    shard.shard.leases.drop(shard.lease())
     assert shard.end(token, OutcomeKind.SUCCEEDED) is Verdict.RECORDED
 
 
@@ -191,14 +190,14 @@ def test_a_record_that_does_not_decode_is_said_to_be_corrupt() -> None:
     assert out.task_reads == [(ShardId(0), KEY)]
     shard.handle(events.TasksRead([(KEY, False)]))
     assert shard.answer(origin) == errors.RecordCorrupt("task")
-    assert not shard.shard._busy
+    assert not shard.shard.lines.busy
 
 
 def test_an_outcome_of_a_record_that_does_not_decode_is_not_asked_for_for_ever() -> None:
     shard, token = held(TaskState.RUNNING)
     attempt = shard.attempt()
     shard.take_over()
-    del shard.shard.held[KEY], shard.shard.leases[token]
+    shard.shard.leases.drop(shard.lease())
     end = events.End(KEY, token, shard.holder, OutcomeKind.SUCCEEDED, b"digest")
     out = Effects()
     shard.shard.handle(events.AttemptRead(end, attempt), shard.now(), out)
@@ -516,7 +515,7 @@ def test_the_end_of_a_term_answers_everyone_who_waits() -> None:
     resubmitted = shard.submit_only("other")
     out = Effects()
     for write in shard.waiting:
-        give_up(write, errors.OutcomeUncertain(), out)
+        callers.give_up(write, errors.OutcomeUncertain(), out)
     shard.shard.close(out)
     answers = dict(out.answers)
     assert len(answers) == len(out.answers) == 4
@@ -535,7 +534,7 @@ def test_the_end_of_a_term_gives_all_credit_back() -> None:
     assert not shard.out.unmatched
     out = Effects()
     for write in shard.waiting:
-        give_up(write, errors.OutcomeUncertain(), out)
+        callers.give_up(write, errors.OutcomeUncertain(), out)
     shard.shard.close(out)
     assert out.unmatched == [(a_lane(), shard.holder)] * 2
 
@@ -549,7 +548,7 @@ def test_an_answer_of_the_store_that_comes_after_the_end_still_counts_for_those_
     answer = shard.store.commit(shard.shard.fence, shard.waiting, START)
     assert answer is not None
     out = Effects()
-    turn_away(answer, errors.NoLeader(ShardId(0)), out)
+    callers.turn_away(answer, errors.NoLeader(ShardId(0)), out)
     assert isinstance(dict(out.answers)[cancelled], errors.OutcomeUncertain)
     assert isinstance(dict(out.answers)[submitted], errors.OutcomeUncertain)
     assert len(out.answers) == 3

@@ -259,7 +259,7 @@ class World:
         requests = [read.request for node in self.nodes for read in node.reads]
         return (
             all(origin.answers for origin in self.origins if origin.key == key)
-            and not any(key in shard._busy for node in self.nodes for shard in node.shards.values())
+            and not any(key in shard.lines.busy for node in self.nodes for shard in node.shards.values())
             and not any(isinstance(request, events.End) and request.key == key for request in requests)
             and not any(node.inbox for node in self.nodes)
             and not any(held.key == key for worker in self.workers for held in worker.held.values())
@@ -299,7 +299,7 @@ class World:
                 self._check_bounds(shard)
                 keys = Counter(write.task.key for write in node.writes_under_way(shard))
                 assert all(count == 1 for count in keys.values()), "two writes of a task are under way"
-                assert keys.keys() <= shard._busy.keys()
+                assert keys.keys() <= shard.lines.busy.keys()
                 if self.store.terms[shard.fence.shard] == shard.fence:
                     self._check_memory(node, shard)
             for stream in node.streams.values():
@@ -316,8 +316,8 @@ class World:
             assert head.tasks or head.cursor is not None, "an empty head stays"
             assert all(task.lane == lane for task in head.tasks)
             assert head.cursor is None or all(due_key(task) <= head.cursor for task in head.tasks)
-        assert {lease.task.key: lease for lease in shard.leases.values()} == shard.held
-        assert not near.tasks.keys() & shard.held.keys()
+        assert {lease.task.key: lease for lease in shard.leases.by_token.values()} == shard.leases.by_task
+        assert not near.tasks.keys() & shard.leases.by_task.keys()
 
     def _check_memory(self, node: Node, shard: Shard) -> None:
         """Hold memory against the store: nothing is lost, nothing is made up."""
@@ -326,14 +326,14 @@ class World:
         if any(isinstance(event, events.HeldLoaded | events.BucketsLoaded) for event in arriving):
             return
         for key, row in self.store.rows.items():
-            if row.submission.shard != shard.fence.shard or key in shard._busy:
+            if row.submission.shard != shard.fence.shard or key in shard.lines.busy:
                 continue
             progress = row.progress
             if progress.state in HELD:
-                assert key in shard.held, "a lease is not in memory"
-                assert shard.held[key].task.progress == progress
+                assert key in shard.leases.by_task, "a lease is not in memory"
+                assert shard.leases.by_task[key].task.progress == progress
                 continue
-            assert key not in shard.held, "a lease is in memory that is over"
+            assert key not in shard.leases.by_task, "a lease is in memory that is over"
             task = shard.near.tasks.get(key)
             if task is not None and task.progress != progress:
                 assert task.progress.revision < progress.revision, "memory is ahead of the store"

@@ -48,11 +48,7 @@ def going_on(was: Attempt, sign_of_life: Micros, epoch: Epoch, start_time: Micro
         was.lease_time,
         sign_of_life,
         start_time,
-        None,
-        None,
-        None,
-        None,
-        progress,
+        progress=progress,
     )
 
 

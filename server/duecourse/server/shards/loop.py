@@ -15,12 +15,12 @@ from typing import Any, Never, Protocol
 
 from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros, Now
-from duecourse.server.core import errors
+from duecourse.server.core import callers, errors
 from duecourse.server.core.effects import Answer, Assignment, Effects, StopReason, Verdict
 from duecourse.server.core.events import Event, Grant, Tick, Unsent
 from duecourse.server.core.lease import Holder, Lease
 from duecourse.server.core.matcher import Matcher
-from duecourse.server.core.shard import Shard, give_up, turn_away
+from duecourse.server.core.shard import Shard
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.core.writes import Write
 from duecourse.server.failpoints import AFTER_ANSWER, BEFORE_ASSIGNMENT, Failpoints
@@ -225,9 +225,9 @@ class Loop:
         number = shard.fence.shard
         out = Effects()
         for write in uncertain:
-            give_up(write, errors.OutcomeUncertain(), out)
+            callers.give_up(write, errors.OutcomeUncertain(), out)
         for write in unsent:
-            give_up(write, errors.NoLeader(number), out)
+            callers.give_up(write, errors.NoLeader(number), out)
         is_led = self.shards.get(number) is shard
         if is_led:
             del self.shards[number]
@@ -292,7 +292,7 @@ class Loop:
             if next_due is not None and next_due < self._armed.get(shard, _NEVER):
                 self._armed[shard] = next_due
                 heapq.heappush(self._agenda, (next_due, next(self._entries), shard))
-            if shard.next_wait() is not None:
+            if shard.cancellations.next_wait() is not None:
                 self._waiting.add(shard)
             else:
                 self._waiting.discard(shard)
@@ -318,7 +318,7 @@ class Loop:
             if self._armed.get(shard) == due_time:
                 del self._armed[shard]
                 due.add(shard)
-        due.update(shard for shard in self._waiting if (shard.next_wait() or 0) <= now.elapsed)
+        due.update(shard for shard in self._waiting if (shard.cancellations.next_wait() or 0) <= now.elapsed)
         if now.elapsed >= self._next_tick:
             self._metrics.loop_lag.observe(now.elapsed - self._next_tick if self._next_tick else 0)
             self._next_tick = now.elapsed + _TICK
@@ -391,7 +391,7 @@ class Loop:
 
     def _turn_away(self, event: Event, error: errors.DomainError) -> None:
         out = Effects()
-        turn_away(event, error, out)
+        callers.turn_away(event, error, out)
         for origin, answer in out.answers:
             self._resolve(origin, answer)
         for lane, holder in out.unmatched:
@@ -403,5 +403,5 @@ class Loop:
         if self._agenda:
             wait = min(wait, self._agenda[0][0] - now.earliest)
         for shard in self._waiting:
-            wait = min(wait, (shard.next_wait() or 0) - now.elapsed)
+            wait = min(wait, (shard.cancellations.next_wait() or 0) - now.elapsed)
         return max(0, wait)
