@@ -152,6 +152,40 @@ def test_the_higher_priority_goes_first_until_the_lower_one_has_aged() -> None:
     assert 2 * AGEING - bounds.SECOND <= waited <= 2 * AGEING + bounds.SECOND
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_priority_is_as_old_as_its_oldest_task_that_still_waits(seed: int) -> None:
+    source = random.Random(seed)
+    matcher = a_matcher()
+    now = START
+    waiting: set[Task] = set()
+    for _ in range(200):
+        now += a_pause(source)
+        lanes = [
+            a_lane(priority=source.choice((0, 5)), fairness_key=source.choice("abc"))
+            for _ in range(source.randrange(3))
+        ]
+        added = [ready(lane, now - source.randrange(300 * bounds.SECOND)) for lane in lanes]
+        matcher.add(added)
+        waiting.update(added)
+        if waiting:
+            source.choice(sorted(waiting, key=lambda task: task.task_id)).is_ready = source.random() < 0.8
+        waiting = {task for task in waiting if task.is_ready}
+        for task in take(matcher, 1, now):
+            oldest = {other.lane.priority: now for other in waiting}
+            for other in waiting:
+                due_time = other.progress.due_time
+                assert due_time is not None
+                oldest[other.lane.priority] = min(oldest[other.lane.priority], due_time)
+            urgency = {priority: priority + (now - due_time) / AGEING for priority, due_time in oldest.items()}
+            assert urgency[task.lane.priority] == max(urgency.values())
+            waiting.discard(task)
+
+
+def a_pause(source: random.Random) -> Micros:
+    """Longer than the order of a queue's priorities stands."""
+    return source.randrange(bounds.SECOND, 20 * bounds.SECOND)
+
+
 def test_a_task_that_nobody_takes_does_not_age_its_priority() -> None:
     matcher = a_matcher()
     matcher.add([ready(a_lane(task_type="unknown"), due_time=START - bounds.DAY), ready(a_lane(priority=0))])

@@ -65,10 +65,12 @@ class _Share:
 class _Level:
     """The ready tasks of one priority, by fairness key."""
 
-    __slots__ = ("orders", "shares", "virtual_time")
+    __slots__ = ("ages", "orders", "shares", "virtual_time")
 
     def __init__(self) -> None:
         self.shares: dict[str, _Share] = {}
+        self.ages: dict[str, list[tuple[Micros, str]]] = {}
+        """By task type: a heap of (due time, fairness key); of each line an entry no later than its first task."""
         self.orders: dict[str, list[tuple[float, str]]] = {}
         """By task type: a heap of (virtual time, fairness key), an entry for each line; the time may be outdated.
 
@@ -86,7 +88,10 @@ class _Level:
             line = share.lines[lane.task_type] = _Line()
             order = self.orders.setdefault(lane.task_type, [])
             heapq.heappush(order, (share.virtual_time, lane.fairness_key))
-        heapq.heappush(line.heap, (due_time, task.sequence, task.shard, task))
+        entry = (due_time, task.sequence, task.shard, task)
+        heapq.heappush(line.heap, entry)
+        if line.heap[0] is entry:
+            heapq.heappush(self.ages.setdefault(lane.task_type, []), (due_time, lane.fairness_key))
 
     def pop(self, task_types: frozenset[str]) -> Task | None:
         """Take the next task of these types."""
@@ -112,27 +117,45 @@ class _Level:
 
     def oldest(self, task_types: frozenset[str]) -> Micros | None:
         """Return the earliest due time of the level among these types."""
-        lines = (share.lines.items() for share in self.shares.values())
-        firsts = (line.first() for of_share in lines for task_type, line in of_share if task_type in task_types)
-        return min((entry[0] for entry in firsts if entry is not None), default=None)
+        firsts = (self._oldest(task_type, ages) for task_type, ages in self.ages.items() if task_type in task_types)
+        return min((due_time for due_time in firsts if due_time is not None), default=None)
 
     def prune(self) -> int:
         """Drop what is no longer ready; return how much is left."""
         left = 0
         self.orders = {}
+        self.ages = {}
         for fairness_key, share in list(self.shares.items()):
             for task_type, line in list(share.lines.items()):
                 count = line.prune()
                 left += count
                 if count:
                     self.orders.setdefault(task_type, []).append((share.virtual_time, fairness_key))
+                    self.ages.setdefault(task_type, []).append((line.heap[0][0], fairness_key))
                 else:
                     del share.lines[task_type]
             if not share.lines:
                 del self.shares[fairness_key]
         for order in self.orders.values():
             heapq.heapify(order)
+        for ages in self.ages.values():
+            heapq.heapify(ages)
         return left
+
+    def _oldest(self, task_type: str, ages: list[tuple[Micros, str]]) -> Micros | None:
+        """Find the due time of the oldest task of a type; each entry that is out of date is put right once."""
+        while ages:
+            due_time, fairness_key = ages[0]
+            share = self.shares.get(fairness_key)
+            line = None if share is None else share.lines.get(task_type)
+            first = None if line is None else line.first()
+            if first is None:
+                heapq.heappop(ages)
+            elif first[0] != due_time:
+                heapq.heapreplace(ages, (first[0], fairness_key))
+            else:
+                return due_time
+        return None
 
     def _first(self, task_type: str, order: list[tuple[float, str]]) -> tuple[float, _Ready] | None:
         """Find the key in turn for a task type, and its first task; leave the entry at the top."""
