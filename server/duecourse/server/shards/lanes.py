@@ -50,12 +50,12 @@ _LEAST_ROOM = 64
 class TermEnds(Protocol):
     """Who is told that the store ended a term."""
 
-    def superseded(self, shard: Shard, answer: Stale, unsent: Sequence[Write]) -> None:
-        """Note that another term has begun; `unsent` were not applied."""
+    def superseded(self, shard: Shard, answer: Stale, unapplied: Sequence[Write]) -> None:
+        """Note that another term has begun; `unapplied` were not applied."""
         ...
 
-    def uncertain(self, shard: Shard, detail: str, uncertain: Sequence[Write], unsent: Sequence[Write]) -> None:
-        """Note that the answer to `uncertain` was lost; `unsent` were not applied."""
+    def uncertain(self, shard: Shard, detail: str, uncertain: Sequence[Write]) -> None:
+        """Note that the answer to `uncertain` was lost."""
         ...
 
 
@@ -227,10 +227,10 @@ class CommitLane:
                 self._loop.post_to(shard, Committed(piece.writes, answer.taken, mismatched, deliveries))
             case Stale():
                 self._metrics.commit_answers["stale"] += 1
-                self._ends.superseded(shard, answer, piece.writes + self.withdraw(shard))
+                self._ends.superseded(shard, answer, piece.writes)
             case Unknown():
                 self._metrics.commit_answers["unknown"] += 1
-                self._ends.uncertain(shard, answer.detail, piece.writes, self.withdraw(shard))
+                self._ends.uncertain(shard, answer.detail, piece.writes)
             case Refused():
                 self._metrics.commit_answers["refused"] += 1
                 return True

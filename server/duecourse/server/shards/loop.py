@@ -216,17 +216,17 @@ class Loop:
         self._next_tick = 0
         self._wake.set()
 
-    def end(self, shard: Shard, uncertain: Iterable[Write] = (), unsent: Iterable[Write] = ()) -> bool:
+    def end(self, shard: Shard, uncertain: Iterable[Write] = (), unapplied: Iterable[Write] = ()) -> bool:
         """Drop a shard whose term is over; False if it was dropped before.
 
-        Those who wait for `uncertain` writes, whose answer was lost, and for `unsent` ones, surely not applied, are
-        told so in any case.
+        Those who wait for `uncertain` writes, whose answer was lost, and for `unapplied` ones, surely not
+        applied, are told so in any case.
         """
         number = shard.fence.shard
         out = Effects()
         for write in uncertain:
             callers.give_up(write, errors.OutcomeUncertain(), out)
-        for write in unsent:
+        for write in unapplied:
             callers.give_up(write, errors.NoLeader(number), out)
         is_led = self.shards.get(number) is shard
         if is_led:
@@ -234,10 +234,7 @@ class Loop:
             self._armed.pop(shard, None)
             self._waiting.discard(shard)
             shard.close(out)
-        for origin, answer in out.answers:
-            self._resolve(origin, answer)
-        for lane, holder in out.unmatched:
-            self.matcher.unmatched(lane, holder)
+        self._tell(out)
         return is_led
 
     @property
@@ -273,9 +270,7 @@ class Loop:
         if out.ready:
             self.matcher.add(out.ready)
             out.ready = []
-        for lane, holder in out.unmatched:
-            self.matcher.unmatched(lane, holder)
-        out.unmatched = []
+        self._free_credit(out)
         if self.is_granting:
             self._match(now, out)
         self._arm(out)
@@ -351,8 +346,7 @@ class Loop:
                 continue
             token = tokens[16 * index : 16 * index + 16]
             self._handle(shard, Grant(task, holder, token, self._lease, last_read(holder)), now, out)
-        for lane, holder in out.unmatched:
-            self.matcher.unmatched(lane, holder)
+        self._free_credit(out)
 
     def _carry_out(self, out: Effects) -> None:
         if out.writes:
@@ -392,10 +386,19 @@ class Loop:
     def _turn_away(self, event: Event, error: errors.DomainError) -> None:
         out = Effects()
         callers.turn_away(event, error, out)
+        self._tell(out)
+
+    def _tell(self, out: Effects) -> None:
+        """Tell those who wait for what will not be done."""
         for origin, answer in out.answers:
             self._resolve(origin, answer)
+        self._free_credit(out)
+
+    def _free_credit(self, out: Effects) -> None:
+        """Give back the credit of grants that came to nothing."""
         for lane, holder in out.unmatched:
             self.matcher.unmatched(lane, holder)
+        out.unmatched = []
 
     def _until_next(self) -> Micros:
         now = self.clock.now()

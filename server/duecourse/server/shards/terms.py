@@ -82,32 +82,35 @@ class Terms:
 
     # Ending.
 
-    def superseded(self, shard: Shard, answer: Stale, unsent: Sequence[Write] = ()) -> None:
-        """End a term because another has begun; `unsent` were not applied."""
+    def superseded(self, shard: Shard, answer: Stale, unapplied: Sequence[Write] = ()) -> None:
+        """End a term because another has begun; `unapplied` were not applied."""
         number = shard.fence.shard
-        if self._loop.end(shard, (), [*unsent, *self._lanes.withdraw(shard)]):
-            self._note_end(shard, "stale", f"epoch {answer.epoch}, holder {answer.holder.hex()}")
+        if self._end(shard, "stale", f"epoch {answer.epoch}, holder {answer.holder.hex()}", (), unapplied):
             if answer.holder in self._held.get(number, ()):
                 # A raise of ours whose answer had been lost has taken effect late.
                 self._leadership.ended(number)
             else:
                 self._leadership.superseded(number, answer)
 
-    def uncertain(self, shard: Shard, detail: str, uncertain: Sequence[Write], unsent: Sequence[Write]) -> None:
+    def uncertain(self, shard: Shard, detail: str, uncertain: Sequence[Write]) -> None:
         """End a term because the answer to `uncertain` was lost."""
-        if self._loop.end(shard, uncertain, unsent):
-            self._note_end(shard, "unknown", detail)
+        if self._end(shard, "unknown", detail, uncertain, ()):
             self._leadership.ended(shard.fence.shard)
 
-    def failed(self, shard: Shard, unsent: Sequence[Write]) -> None:
+    def failed(self, shard: Shard, unapplied: Sequence[Write]) -> None:
         """End the term of a shard that broke."""
-        if self._loop.end(shard, (), [*unsent, *self._lanes.withdraw(shard)]):
-            self._note_end(shard, "failed", "")
+        if self._end(shard, "failed", "", (), unapplied):
             self._leadership.ended(shard.fence.shard)
 
-    def _note_end(self, shard: Shard, reason: str, detail: str) -> None:
+    def _end(
+        self, shard: Shard, reason: str, detail: str, uncertain: Sequence[Write], unapplied: Sequence[Write]
+    ) -> bool:
+        """Drop a shard, and what it still has in its lane; False if it was dropped before."""
+        if not self._loop.end(shard, uncertain, [*unapplied, *self._lanes.withdraw(shard)]):
+            return False
         self._metrics.terms_ended[reason] += 1
         _log.warning("term_ended", shard=shard.fence.shard, epoch=shard.fence.epoch, reason=reason, detail=detail)
+        return True
 
     # Beginning.
 
