@@ -68,10 +68,16 @@ def test_an_attempt_that_the_scheduler_does_not_know_is_not_allowed() -> None:
     assert verdict.repeats[0].outcomes == ("lease_lost", "unknown")
 
 
-def test_lateness_in_service_leaves_out_what_became_due_in_the_outage() -> None:
-    verdict = judge(KEPT, outage=(2_000, 3_000))
+@pytest.mark.parametrize("outage", [(2_000, 3_000), (1_900, 2_500)])
+def test_lateness_in_service_leaves_out_what_became_due_in_the_outage(outage: tuple[int, int]) -> None:
+    verdict = judge(KEPT, outage=outage)
     assert len(verdict.lateness) == 3
     assert [verdict.lateness_in_service.quantile(share) for share in (0.5, 1)] == [500, 999]
+
+
+def test_lateness_in_service_leaves_out_what_was_due_before_the_outage_and_had_not_started() -> None:
+    verdict = judge(KEPT, outage=(1_400, 1_900))
+    assert [verdict.lateness_in_service.quantile(share) for share in (0.5, 1)] == [0, 999]
 
 
 def test_lateness_is_that_of_the_first_start() -> None:

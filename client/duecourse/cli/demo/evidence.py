@@ -50,7 +50,7 @@ class Verdict:
     lateness: Distribution
     """Of each task's first start."""
     lateness_in_service: Distribution
-    """Of those that did not become due during the outage."""
+    """Of those that the outage did not touch: started before it, or due after it."""
 
     @property
     def is_kept(self) -> bool:
@@ -106,7 +106,7 @@ def judge(
         ),
         lateness=Distribution(lateness.values()),
         lateness_in_service=Distribution(
-            late for task_id, late in lateness.items() if not gone_from <= run_at[task_id] < gone_until
+            late for task_id, late in lateness.items() if first[task_id].at < gone_from or run_at[task_id] >= gone_until
         ),
     )
 

@@ -50,9 +50,9 @@ def show(console: Console, verdict: Verdict, outage: Outage) -> None:
     table.add_row("scheduler gone / no task started for", f"{outage.gone_seconds:.2f} / {outage.outage_seconds:.2f} s")
     table.add_section()
     table.add_row("lateness p50 / p95 / p99 / max", _quantiles(verdict.lateness))
-    table.add_row("of those due outside the outage", _quantiles(verdict.lateness_in_service))
+    table.add_row("of those the outage did not touch", _quantiles(verdict.lateness_in_service))
     console.print(table)
-    console.print("Lateness (handler start minus run_at):")
+    console.print("Lateness (handler start minus run_at):", highlight=False)
     for line in histogram(verdict.lateness):
         console.print(line, highlight=False)
     _explain(console, verdict)

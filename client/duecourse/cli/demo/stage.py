@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -34,12 +34,12 @@ class Stage:
     @contextmanager
     def counting(self, total: int) -> Iterator[None]:
         """Show how many of `total` tasks were run, in between the lines."""
-        columns = (TextColumn("          {task.description}"), BarColumn(), MofNCompleteColumn())
+        columns = (TextColumn(" " * 9), BarColumn(), TextColumn("{task.description}"))
         if not self._console.is_terminal:
             yield
             return
         with Progress(*columns, console=self._console, transient=True) as progress:
-            self._progress, self._bar = progress, progress.add_task("run", total=total)
+            self._progress, self._bar = progress, progress.add_task("", total=total)
             try:
                 yield
             finally:
@@ -47,8 +47,9 @@ class Stage:
 
     def count(self, run: int, due: int, total: int) -> None:
         """Show where it stands: how many were run of those that are due."""
+        where = f"{run:,} run of {due:,} due of {total:,}"
         if self._progress is not None:
-            self._progress.update(self._bar, completed=run, description=f"run, {due:,} due")
+            self._progress.update(self._bar, completed=run, description=where)
         elif self._clock.elapsed() >= self._line_due:
             self._line_due = self._clock.elapsed() + _LINE_EVERY
-            self.say(f"{run:,} run of {due:,} due of {total:,}")
+            self.say(where)
