@@ -32,10 +32,10 @@ class Dev:
         self.command += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, until: str = "Duecourse is ready") -> None:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        self.wait_for("Duecourse is ready")
+        self.wait_for(until)
 
     def end(self, number: signal.Signals) -> int:
         assert self.process is not None
@@ -112,6 +112,16 @@ def test_ctrl_c_stops_everything_and_the_data_is_kept(dev: Dev) -> None:
     dev.start()
     assert asyncio.run(get(dev.port)).state is sdk.TaskState.PENDING
     assert dev.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("step", ["starting Postgres", "migrating the store", "starting the node"])
+def test_ctrl_c_while_it_starts_stops_in_good_order_too(dev: Dev, step: str) -> None:
+    dev.start(until=step)
+    assert dev.end(signal.SIGINT) == 0
+    assert dev.what_is_left() == []
+    log = dev.log.read_text()
+    assert "stopping" in log
+    assert "warning" not in log
 
 
 def test_nothing_outlives_a_killed_dev(dev: Dev) -> None:

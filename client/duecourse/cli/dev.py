@@ -26,8 +26,8 @@ def dev(
 ) -> None:
     """Run Duecourse on this machine for developing: Postgres included, nothing else to install.
 
-    Ctrl-C stops everything that was started; the data is kept. Ends with 1 if something did not start or
-    ended by itself.
+    Ctrl-C stops everything that was started; the data is kept.
+    Ends with 1 if something did not start or ended by itself.
     """
     from duecourse.cli.solo import running
 
@@ -54,6 +54,9 @@ async def _dev(folder: Path, port: int, admin_port: int) -> int:
     if "DUECOURSE_DRAIN" not in os.environ:
         # Whoever presses Ctrl-C waits.
         settings["drain"] = "2s"
+    if "DUECOURSE_LOG_LEVEL" not in os.environ:
+        # What goes well is told by us, in fewer words.
+        settings["log_level"] = "warning"
     output.tell(f"data: {folder} (kept between runs)")
     try:
         with children.Nursery() as nursery:
@@ -61,12 +64,9 @@ async def _dev(folder: Path, port: int, admin_port: int) -> int:
                 nursery, folder, api_port=port, admin_port=admin_port, settings=settings, tell=output.tell
             ) as solo:
                 _welcome(solo.address, solo.admin_port)
-                try:
-                    while (ended := solo.what_ended()) is None:
-                        await clock.sleep(100 * bounds.MILLISECOND)
-                    return exits.fail(f"{ended}; stopping the rest")
-                finally:
-                    output.tell("stopping")
+                while (ended := solo.what_ended()) is None:
+                    await clock.sleep(100 * bounds.MILLISECOND)
+                return exits.fail(f"{ended}; stopping the rest")
     except (cluster.SoloError, OSError) as error:
         return running.fail(error)
 
@@ -78,7 +78,7 @@ def _welcome(address: str, admin_port: int) -> None:
         "",
         f"Duecourse is ready on {address} (metrics: http://{HOST}:{admin_port}/metrics). Now try, elsewhere:",
         "",
-        '  duecourse task submit --type hello --delay 10s --payload \'{"name": "you"}\'',
+        '  duecourse task submit --type greet --delay 10s --payload \'{"name": "you"}\'',
         "  duecourse task list",
         "  duecourse cluster status",
         "",

@@ -88,16 +88,13 @@ class SoloCluster:
         async with AsyncExitStack() as stack:
             if self._store == "postgres":
                 await self._start_postgres(stack)
+            stack.push_async_callback(self._stop_node)
             await self.start_node()
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        try:
-            if self._node is not None:
-                await self._node.stop(bounds.DRAIN + 5 * bounds.SECOND)
-        finally:
-            await self._stack.aclose()
+        await self._stack.aclose()
 
     async def start_node(self) -> Micros:
         """Start the node, or start it again; returns how long it took until it was ready."""
@@ -128,6 +125,10 @@ class SoloCluster:
         if self._postgres is not None and not self._postgres.is_running:
             return f"Postgres has ended, see {self._folder / 'postgres.log'}"
         return None
+
+    async def _stop_node(self) -> None:
+        if self._node is not None:
+            await self._node.stop(bounds.DRAIN + 5 * bounds.SECOND)
 
     async def _start_postgres(self, stack: AsyncExitStack) -> None:
         embedded, migrate = _import_server()

@@ -29,8 +29,14 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
     for number in _SIGNALS:
         # A hangup that our starter had us ignore is still ignored.
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            loop.add_signal_handler(number, this.cancel)
+            loop.add_signal_handler(number, _stop, this)
     return await main
+
+
+def _stop(main: asyncio.Task[Any]) -> None:
+    if not main.cancelling():
+        output.tell("stopping")
+    main.cancel()
 
 
 def fail(error: Exception) -> exits.ExitCode:
