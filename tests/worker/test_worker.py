@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 from services.scripted_node import NodeSide, ScriptedNode, assignment, scripted_node, token_of
@@ -89,6 +90,26 @@ class TestWork:
         assert failed["t1"].failure.message == "no such thing"
         assert failed["t2"].kind == pb.FAILURE_KIND_RETRYABLE
         assert failed["t2"].failure.type == "KeyError"
+
+    async def test_why_a_node_does_not_serve_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        refused = 0
+        enough = asyncio.Event()
+
+        async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal refused
+            refused += 1
+            if refused == 4:
+                enough.set()
+            writer.close()
+
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            worker = Worker(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            worker.register("wait", wait_for_ever)
+            async with running(worker), asyncio.timeout(20):
+                await enough.wait()
+        reasons = [vars(record)["reason"] for record in caplog.records if "does not serve" in record.message]
+        assert reasons
+        assert all(one != next_one for one, next_one in pairwise(reasons))
 
     async def test_a_running_handler_is_stopped_when_its_task_is_cancelled(self, node: ScriptedNode) -> None:
         worker = Worker(node.address)

@@ -37,6 +37,8 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
 )
 
+_ENDED: Final = "ended"
+
 _log = logging.getLogger("duecourse.worker")
 
 _Call = StreamStreamCall[pb.StreamAssignmentsRequest, pb.StreamAssignmentsResponse]
@@ -57,6 +59,7 @@ class Pump:
         self._has_outgoing = asyncio.Event()
         self._writing_since: Micros | None = None
         self._was_serving = False
+        self._told = ""
 
     @property
     def is_connected(self) -> bool:
@@ -112,7 +115,7 @@ class Pump:
         self._call = call
         self._stream = self._protocol.opened(self.address, self._clock.elapsed())
         self._has_outgoing.set()
-        reason = "ended"
+        reason = _ENDED
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(call, self._stream), name=f"write to {self.address}")
@@ -121,9 +124,16 @@ class Pump:
         finally:
             call.cancel()
             was_serving = self._close(self._stream)
-            if was_serving or reason != "ended":
-                _log.info("stream ended", extra={"address": self.address, "reason": reason})
+            self._tell_end(was_serving, reason)
         return was_serving
+
+    def _tell_end(self, was_serving: bool, reason: str) -> None:
+        """Log why a stream ended. One that never served ends again and again: that is told once for each reason."""
+        if was_serving:
+            _log.info("stream ended", extra={"address": self.address, "reason": reason})
+        elif reason not in (_ENDED, self._told):
+            _log.warning("node does not serve, trying again", extra={"address": self.address, "reason": reason})
+        self._told = "" if was_serving else reason
 
     def _close(self, stream: NodeStream) -> bool:
         was_serving = self._was_serving
@@ -151,7 +161,8 @@ class Pump:
                 raise
             return "given up"  # The call was cancelled, not this task.
         except AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
+            # Of a connection that fails, gRPC first says that it does.
+            return f"{error.code().name}: {(error.details() or '').rpartition('last error: ')[2]}"
         except ProtocolViolated as error:
             _log.error("protocol violated", extra={"address": self.address, "violation": str(error)})
             return f"protocol violated: {error}"
