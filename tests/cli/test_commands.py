@@ -91,6 +91,11 @@ def test_the_options_of_the_server_are_its_settings() -> None:
         assert not setting.default or f"Default: {setting.default}." in shown
 
 
+def test_options_of_the_server_are_written_out_on_a_narrow_terminal() -> None:
+    shown = _run("server", "--help", COLUMNS="80").stdout
+    assert "…" not in shown
+
+
 def test_a_setting_out_of_bounds_is_told_before_anything_starts(tmp_path: Path) -> None:
     ended = _run("server", "--store", "memory", "--lease", "3s")
     assert ended.returncode == 2
@@ -148,6 +153,12 @@ def test_a_connection_string_that_cannot_be_read_is_not_shown(duecourse: Command
     assert "percent-encoded" in result.stderr
 
 
+def test_an_address_has_to_have_a_port(duecourse: CommandLine) -> None:
+    result = duecourse("task", "list", "--address", "127.0.0.1")
+    assert result.exit_code == 2
+    assert "is 127.0.0.1:7400 meant?" in result.stderr
+
+
 def test_a_store_has_to_be_named(duecourse: CommandLine) -> None:
     result = duecourse("store", "migrate")
     assert result.exit_code == 2
@@ -159,6 +170,7 @@ def test_a_store_has_to_be_named(duecourse: CommandLine) -> None:
     [
         ("app", "is not of the form module:attribute"),
         (":worker", "is not of the form module:attribute"),
+        ("services.py:worker", "is services:worker meant?"),
         ("there_is_none:worker", "there is no module there_is_none"),
         ("json:worker", "json has no worker"),
         ("json:dumps", "json:dumps is a function, not a duecourse.worker.Worker"),

@@ -1,6 +1,10 @@
 """`duecourse task`: what is sent, what is shown, how it ends."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -190,6 +194,19 @@ def test_a_list_is_one_line_a_task(duecourse: CommandLine, node: ScriptedNode) -
         ["2-0", "pending"],
     ]
     assert result.stderr == ""
+
+
+def test_an_id_can_be_copied_from_a_list_on_a_narrow_terminal(node: ScriptedNode) -> None:
+    task_id = "01890a5d-ac96-774b-bcce-b302099a8057"
+    node.script("ListTasks", task_service_pb2.ListTasksResponse(tasks=[a_task(task_id)]))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "duecourse.cli.main", "task", "list", "--address", node.address]
+    subprocess.run(command, stdout=theirs, env=os.environ | {"COLUMNS": "80"}, check=True, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert task_id in shown
+    assert "due" not in shown
 
 
 def test_a_list_says_when_there_is_more_than_it_shows(duecourse: CommandLine, node: ScriptedNode) -> None:

@@ -77,4 +77,8 @@ def split(address: str) -> list[str]:
     addresses = [one.strip() for one in address.split(",") if one.strip()]
     if not addresses:
         raise typer.BadParameter("an address such as 127.0.0.1:7400 is wanted", param_hint="--address")
+    for one in addresses:
+        if ":" not in one:
+            # gRPC would take the port of HTTPS.
+            raise typer.BadParameter(f"{one!r} has no port; is {one}:{bounds.API_PORT} meant?", param_hint="--address")
     return addresses

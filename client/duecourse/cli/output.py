@@ -7,7 +7,9 @@ characters escaped, so that it can neither move the cursor nor fake a line.
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
+
+_UNBROKEN: Final = len("01890a5d-ac96-774b-bcce-b302099a8057")
 
 
 def printable(text: str) -> str:
@@ -39,7 +41,7 @@ def say_json(value: Any) -> None:
 
 
 def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Show rows: as a table to a person, else one tab-separated line each, without a heading."""
+    """Show rows: to a person as a table without empty columns, else one tab-separated line each, without a heading."""
     if not is_terminal():
         for row in rows:
             sys.stdout.write("\t".join(map(printable, row)) + "\n")
@@ -47,10 +49,14 @@ def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich import box, console, table, text
 
     shown = table.Table(box=box.SIMPLE_HEAD, header_style="bold")
-    for column in columns:
-        shown.add_column(column, overflow="fold")
-    for row in rows:
-        shown.add_row(*(text.Text(printable(cell), style=_STYLES.get(cell, "")) for cell in row))
+    columns_of_cells = zip(*(map(printable, row) for row in rows), strict=True)
+    kept = [(column, cells) for column, cells in zip(columns, columns_of_cells, strict=False) if any(cells)]
+    for index, (column, cells) in enumerate(kept):
+        # What comes first is copied from here into the next command: ids of the usual length are not broken.
+        whole = min(max(map(len, cells)), _UNBROKEN) if index == 0 else None
+        shown.add_column(column, overflow="fold", min_width=whole)
+    for row in zip(*(cells for _, cells in kept), strict=True):
+        shown.add_row(*(text.Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     console.Console().print(shown)
 
 

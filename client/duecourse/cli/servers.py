@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 _HELP = """Run a scheduler node until it is told to stop.
 
-A setting is looked for in this order: the option, the variable DUECOURSE_ with its name in capitals, the TOML file that
-DUECOURSE_CONFIG names, the default. Secrets have no option: set DUECOURSE_POSTGRES_DSN, or --postgres-dsn-file.
+A setting is looked for in this order: the option, the variable DUECOURSE_ with its name in capitals,
+the TOML file that DUECOURSE_CONFIG names, the default.
+
+Secrets have no option: set DUECOURSE_POSTGRES_DSN, or --postgres-dsn-file.
 """
 
 _EXIT_CODES = (
@@ -63,11 +65,11 @@ def _command(settings: "tuple[Setting, ...]") -> Callable[..., None]:
 
 def _annotation(setting: "Setting") -> Any:
     is_switch = setting.kind == "boolean"
-    flag = setting.flag or ""
+    # Short words here leave room for the names of the options, which would be cut on a terminal of 80 columns.
     option = typer.Option(
-        f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag,
+        setting.flag or "",
         help=_help(setting),
-        metavar=None if is_switch else ("|".join(setting.choices) or setting.kind.upper()),
+        metavar=None if is_switch else "CHOICE" if setting.choices else setting.kind.upper(),
         show_default=False,
         hidden=setting.is_hidden,
     )
@@ -76,6 +78,8 @@ def _annotation(setting: "Setting") -> Any:
 
 def _help(setting: "Setting") -> str:
     sentences = [setting.description]
+    if not all(choice in setting.description for choice in setting.choices):
+        sentences.append(f"One of {', '.join(setting.choices)}.")
     if setting.range:
         sentences.append(f"From {setting.range}.")
     if setting.default:

@@ -59,4 +59,5 @@ def _show(tasks: Sequence[Task], as_json: bool) -> None:
         for task in tasks:
             output.say_json(task_view.as_json(task))
     elif tasks:
-        output.say_table(task_view.COLUMNS, map(task_view.row, tasks))
+        row = task_view.short_row if output.is_terminal() else task_view.row
+        output.say_table(task_view.COLUMNS, map(row, tasks))

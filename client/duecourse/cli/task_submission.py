@@ -117,8 +117,10 @@ def submit(
 ) -> None:
     """Submit a task, or with --file any number of them.
 
-    Prints the task's id, once the task is durable. Lines of a file that are refused are told by their numbers, and the
-    exit code is then not 0; a line without a task_id that is submitted again becomes a second task.
+    Prints the task's id, once the task is durable.
+
+    Lines of a file that are refused are told by their numbers, and the exit code is then not 0.
+    A line without a task_id that is submitted again becomes a second task.
     """
     fields: dict[str, Any] = {
         "task_type": task_type,

@@ -15,7 +15,7 @@ _MOST_SHOWN_BYTES = 2_000
 
 
 def row(task: Task) -> tuple[str, ...]:
-    """Show a task on one line."""
+    """Show a task on one line, for programs."""
     return (
         task.task_id,
         task.state,
@@ -25,6 +25,13 @@ def row(task: Task) -> tuple[str, ...]:
         values.write_instant(task.due_time),
         str(task.attempt_count),
     )
+
+
+def short_row(task: Task) -> tuple[str, ...]:
+    """Show a task on one line of a terminal: to the second, and when it is due only if that is not `run_at`."""
+    task_id, state, task_type, queue, _, _, attempts = row(task)
+    due = values.write_second(task.due_time) if task.due_time != task.run_at else ""
+    return (task_id, state, task_type, queue, values.write_second(task.run_at), due, attempts)
 
 
 def pairs(task: Task) -> list[tuple[str, str]]:

@@ -87,8 +87,9 @@ def cancel(
 ) -> None:
     """Cancel a task, and tell whether it may have run.
 
-    prevented: no handler ran or will run. requested: a handler may be running and was asked to stop. already_finished:
-    it had ended before.
+    prevented: no handler ran or will run.
+    requested: a handler may be running and was asked to stop.
+    already_finished: it had ended before.
     """
     bound = timedelta(microseconds=values.duration("--wait", wait))
     with connection.session(address, namespace, timeout) as session:

@@ -42,3 +42,8 @@ def pairs(name: str, texts: Iterable[str]) -> dict[str, str]:
 def write_instant(written: datetime | None) -> str:
     """Write an instant as `instant` reads it, in UTC; nothing for None."""
     return "" if written is None else written.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def write_second(written: datetime | None) -> str:
+    """Write an instant to the second, for people."""
+    return "" if written is None else write_instant(written.replace(microsecond=0)).replace("T", " ")

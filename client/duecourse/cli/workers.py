@@ -43,8 +43,8 @@ def worker(
 ) -> None:
     """Run a worker until it is told to stop.
 
-    SIGTERM or Ctrl-C hands back at once what has not started, and gives what runs its grace; a second one ends the
-    process. Modules are looked for in the current folder first.
+    SIGTERM or Ctrl-C hands back at once what has not started, and gives what runs its grace; a second one ends it.
+    Modules are looked for in the current folder first.
     """
     found = _load(target)
     if address is not None:
@@ -75,8 +75,9 @@ def _load(target: str) -> "Worker":
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
+        hint = f" (is {module_name.removesuffix('.py')}:{attributes} meant?)" if module_name.endswith(".py") else ""
         raise typer.BadParameter(
-            f"there is no module {error.name} in {os.getcwd()} or among the installed ones",
+            f"there is no module {error.name} in {os.getcwd()} or among the installed ones{hint}",
             param_hint="MODULE:ATTRIBUTE",
         ) from None
     for name in attributes.split("."):

@@ -24,9 +24,9 @@ Address = Annotated[
         " embedded Postgres, on a temporary folder.",
     ),
 ]
-Store = Annotated[str, typer.Option(help="Store of the cluster that is started: postgres, or memory.")]
+Store = Annotated[str, typer.Option(metavar="STORE", help="Store of the cluster that is started: postgres, or memory.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes of the cluster that is started; more than 1 needs etcd.")]
-Coordination = Annotated[str, typer.Option(help="Coordination of the cluster that is started: solo.")]
+Coordination = Annotated[str, typer.Option(metavar="NAME", help="Coordination of the cluster that is started: solo.")]
 Payload = Annotated[int, typer.Option(min=0, max=100_000, metavar="BYTES", help="Size of a task's payload.")]
 Batch = Annotated[int, typer.Option(min=1, max=1_000, help="Tasks a call.")]
 InFlight = Annotated[int, typer.Option(min=1, max=1_000, help="Calls in flight, where load is a closed loop.")]
@@ -34,13 +34,15 @@ Workers = Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")]
 Slots = Annotated[int, typer.Option(min=1, max=65_536, help="Tasks that each worker takes at a time.")]
 Repeat = Annotated[int, typer.Option(min=1, max=100, help="Measure so often, and report the medians.")]
 Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
-Only = Annotated[str | None, typer.Option(help="Measure only this half.")]
+Only = Annotated[str | None, typer.Option(metavar="HALF", help="Measure only this half, named above.")]
 
 
 @app.command(epilog=exits.EPILOG)
 def submit(
     only: Only = None,
-    duration: Annotated[str, typer.Option(help="How long each half is measured, after a warm-up.")] = "10s",
+    duration: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long each half is measured, after a warm-up.")
+    ] = "10s",
     batch: Batch = 100,
     in_flight: InFlight = 8,
     payload: Payload = 200,
@@ -65,7 +67,7 @@ def submit(
 def throughput(
     only: Only = None,
     count: Annotated[int, typer.Option(min=1_000, help="Backlog of the drain.")] = 100_000,
-    duration: Annotated[str, typer.Option(help="How long the live rate is held.")] = "30s",
+    duration: Annotated[str, typer.Option(metavar="DURATION", help="How long the live rate is held.")] = "30s",
     rate: Annotated[
         float | None, typer.Option(min=1, help="Live rate to hold, tasks a second. Default: the highest is searched.")
     ] = None,
@@ -103,9 +105,13 @@ def throughput(
 @app.command(epilog=exits.EPILOG)
 def lateness(
     rate: Annotated[float, typer.Option(min=0.1, help="Tasks a second that become due.")] = 200,
-    duration: Annotated[str, typer.Option(help="How long it is measured, after the warm-up.")] = "30s",
-    warm_up: Annotated[str, typer.Option(help="How long before that tasks come that are not measured.")] = "3s",
-    lead: Annotated[str, typer.Option(help="How long before its time a task is submitted.")] = "2s",
+    duration: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long it is measured, after the warm-up.")
+    ] = "30s",
+    warm_up: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long before that tasks come that are not measured.")
+    ] = "3s",
+    lead: Annotated[str, typer.Option(metavar="DURATION", help="How long before its time a task is submitted.")] = "2s",
     batch: Batch = 100,
     payload: Payload = 200,
     workers: Workers = 1,
@@ -137,7 +143,7 @@ def lateness(
 def pending(
     count: Annotated[int, typer.Option(min=1_000, help="How many tasks wait.")] = 1_000_000,
     due: Annotated[bool, typer.Option("--due", help="All due at one instant, and drained for a while.")] = False,
-    duration: Annotated[str, typer.Option(help="With --due: how long they are drained.")] = "15s",
+    duration: Annotated[str, typer.Option(metavar="DURATION", help="With --due: how long they are drained.")] = "15s",
     batch: Batch = 500,
     in_flight: InFlight = 8,
     payload: Payload = 200,

@@ -22,7 +22,6 @@ _TAIL_SHARE: Final = 0.02
 class Trial:
     """What became of one offered load."""
 
-    offered_per_s: float
     per_s: float
     """Started, from the first arrival to the last start."""
     refused: int

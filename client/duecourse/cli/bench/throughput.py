@@ -141,7 +141,6 @@ class _Live:
         await lab.until_started(crew, sender.acknowledged, _START_LIMIT, before=base)
         elapsed = crew.last_start - begin
         return search.Trial(
-            offered_per_s=rate,
             per_s=(crew.count - base) / sending.seconds(max(elapsed, duration)),
             refused=sum(sender.refusals.values()) - refused,
             tail=elapsed - calls[-1].at,

@@ -19,8 +19,9 @@ def demo(
 ) -> None:
     """See it work, in about a minute: reminders, a worker, and the scheduler killed by SIGKILL in the middle.
 
-    Starts Postgres, a node and a worker as child processes in a temporary folder, and leaves nothing behind. Exit
-    codes: 0 all promises kept, 1 one was broken, or something did not start.
+    Starts Postgres, a node and a worker as child processes in a temporary folder, and leaves nothing behind.
+
+    Exit codes: 0 all promises kept, 1 one was broken, or something did not start.
     """
     # The calls that a killed scheduler leaves behind are expected.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
