@@ -68,6 +68,7 @@ class Node:
         self.clock = clock
         self.has_ended = False
         self.scheduler: Scheduler | None = None
+        self.metrics = Metrics(node_id=process.name)
         self._setup = setup
         self._store = store
         self._network = network
@@ -124,7 +125,7 @@ class Node:
             head=setup.head,
             retention=setup.retention,
         )
-        metrics = Metrics(node_id=self.process.name)
+        metrics = self.metrics
         scheduler = Scheduler(options, self._store, rows, Solo(), self.clock, metrics, Failpoints())  # type: ignore[arg-type]
         calls = Calls(metrics)
         loop = scheduler.loop
@@ -222,7 +223,7 @@ class Worker:
         introduction = Introduction(
             namespace="default",
             worker=self._name,
-            incarnation=random.Random().randbytes(16).hex(),
+            incarnation=incarnation_of(self.process),
             queues=QUEUES,
             task_types=TASK_TYPES,
             library="simulated",
@@ -347,6 +348,11 @@ class Submitter:
 
     def _count(self, error: errors.DuecourseError) -> None:
         self._checker.coverage[f"client {type(error).__name__}"] += 1
+
+
+def incarnation_of(process: Process) -> str:
+    """Name a worker's start."""
+    return f"incarnation-{process.name.replace('#', '.')}"
 
 
 def _new_task(brief: Brief) -> tasks.NewTask:

@@ -133,6 +133,8 @@ class Setup:
     heartbeat: Micros
     horizon: Micros
     head: int
+    is_narrow: bool
+    """Most tasks wait in one lane."""
     retention: Micros
     step: Micros
     is_shuffled: bool
@@ -173,6 +175,7 @@ def _setup(source: random.Random) -> Setup:
         heartbeat=heartbeat * bounds.SECOND,
         horizon=source.choice((10, 60)) * bounds.SECOND,
         head=source.choice((4, 8, 256)),
+        is_narrow=source.random() < 0.5,
         retention=source.choice((bounds.HOUR, bounds.HOUR, 5 * bounds.SECOND)),
         step=source.choice((1, 5, 40)),
         is_shuffled=source.random() < 0.5,
@@ -194,6 +197,7 @@ def _task(source: random.Random, number: int, setup: Setup) -> TaskPlan:
     run_at, delay = _when(source, submit_at, burst, span)
     due = submit_at if run_at is None else max(run_at, submit_at)
     has_deadline = source.random()
+    is_plain = setup.is_narrow and source.random() < 0.8
     return TaskPlan(
         task_id=f"task-{number}",
         client=source.randrange(setup.clients),
@@ -201,13 +205,13 @@ def _task(source: random.Random, number: int, setup: Setup) -> TaskPlan:
         batch=burst + 1 if is_batched else 0,
         run_at=run_at,
         delay=delay,
-        queue=source.choice(QUEUES),
-        task_type=source.choice(TASK_TYPES),
-        priority=source.choice((0, 0, 0, -3, 5)),
-        fairness_key=source.choice(("", "", "tenant-a", "tenant-b")),
+        queue=QUEUES[0] if is_plain else source.choice(QUEUES),
+        task_type=TASK_TYPES[0] if is_plain else source.choice(TASK_TYPES),
+        priority=0 if is_plain else source.choice((0, 0, 0, -3, 5)),
+        fairness_key="" if is_plain else source.choice(("", "", "tenant-a", "tenant-b")),
         max_attempts=source.choice((1, 2, 3, 5)),
         backoff=source.choice((1, 50, 500, 2_000)) * bounds.MILLISECOND,
-        attempt_timeout=source.choice((1, 4, 10, 30)) * bounds.SECOND,
+        attempt_timeout=source.choice((1, 4, 10, 30, 600)) * bounds.SECOND,
         start_deadline=due + source.randint(1, 10) * bounds.SECOND if has_deadline < 0.1 else None,
         completion_deadline=due + source.randint(1, 15) * bounds.SECOND if has_deadline > 0.9 else None,
         fails_when_lost=source.random() < 0.15,

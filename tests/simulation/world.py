@@ -16,7 +16,7 @@ from simulation import machine
 from simulation.checker import Checker, Violation
 from simulation.clock import MachineClock
 from simulation.faults import Faults
-from simulation.hosts import Brief, Node, Submitter, Worker
+from simulation.hosts import Brief, Node, Submitter, Worker, incarnation_of
 from simulation.loop import Deadlock, Process, SimulationLoop
 from simulation.network import Network
 from simulation.plan import Plan
@@ -24,6 +24,7 @@ from simulation.store import Link, SimulatedStore
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
+from duecourse.server.core.task import HELD
 from duecourse.server.storage import TaskQuery
 from duecourse.server.storage.memory import MemoryStore
 
@@ -31,6 +32,7 @@ ADDRESSES: Final = ("a", "b", "c")
 _STEP: Final = 50 * bounds.MILLISECOND
 _ALARMS: Final = frozenset(("shard_failed", "unexpected_error", "protocol violated", "write_set_aside"))
 _RECONNECT_BOUND: Final = 15 * bounds.SECOND
+_EXPIRY_SLACK: Final = 5 * bounds.SECOND
 _LONGEST_HEALING: Final = 150 * bounds.SECOND
 
 
@@ -206,6 +208,9 @@ class World:
 
     def _watch_over(self) -> None:
         """Do what an operator's supervisor does: start again what has ended."""
+        for one in self.nodes.values():
+            if one.metrics.audit_misses or one.metrics.corrupt_records:
+                self.checker.fail("L1", f"{one.process} had missed a due task that the store holds")
         node = self.nodes[self.active]
         if (node.has_ended or node.process.is_dead) and not self._faults.holds_back(self.active):
             running = [one for one in self.nodes.values() if one.is_up]
@@ -240,7 +245,10 @@ class World:
     async def _heals(self, clock: MachineClock) -> None:
         healed_at = self.loop.now
         until = healed_at + _LONGEST_HEALING
-        reconnected_by = healed_at + _RECONNECT_BOUND + 2 * self.plan.setup.heartbeat
+        setup = self.plan.setup
+        reconnected_by = healed_at + _RECONNECT_BOUND + 2 * setup.heartbeat
+        listening = bounds.SILENT_INTERVALS * setup.heartbeat + bounds.LISTEN_MARGIN
+        expired_by = healed_at + max(setup.lease, listening) + _EXPIRY_SLACK
         while self._is_sound():
             await clock.sleep(_STEP)
             self._watch_over()
@@ -248,6 +256,8 @@ class World:
                 self._connected_since = self._connected_since or self.loop.now
             elif self._connected_since is None and self.loop.now > reconnected_by:
                 self.checker.fail("L5", "a worker has found no node yet")
+            if self.loop.now > expired_by:
+                self._check_the_dead()
             has_asked = all(client.has_ended for client in self._clients)
             unfinished = self.checker.unfinished()
             if has_asked and not unfinished and self._connected_since is not None:
@@ -256,6 +266,14 @@ class World:
                 left = ", ".join(f"{one.task.task_id} {one.progress.state}" for one in unfinished[:5])
                 key = unfinished[0].task.key if unfinished else None
                 self.checker.fail("L1", f"{len(unfinished)} tasks have not ended: {left}", key)
+
+    def _check_the_dead(self) -> None:
+        """Check that nobody waits any more for workers that are gone."""
+        alive = {incarnation_of(worker.process) for worker in self.workers.values()}
+        for record in self.checker.unfinished():
+            attempt = record.progress.attempt
+            if record.progress.state in HELD and attempt is not None and attempt.incarnation not in alive:
+                self.checker.fail("L2", f"{record.task.task_id} waits for a worker that is gone", record.task.key)
 
     async def _everything(self) -> list[Any]:
         page = await self._backing.list_tasks(TaskQuery("default", None, frozenset(), None, None), "", 100_000)
