@@ -11,7 +11,7 @@ import itertools
 from duecourse.model.instants import Micros, Now
 from duecourse.server.core import errors, lifecycle
 from duecourse.server.core.effects import Cancelled, CancelResult, Effects, StopReason
-from duecourse.server.core.events import Cancel
+from duecourse.server.core.events import Cancel, Found
 from duecourse.server.core.lease import CancelWait, Lease
 from duecourse.server.core.leases import Leases
 from duecourse.server.core.lines import Lines
@@ -37,13 +37,13 @@ class Cancellations:
             self._lines.add(key, event)
             return
         lease = self._leases.by_task.get(key)
-        task = lease.task if lease is not None else self._near.tasks.get(key) or self._lines.fresh.get(key)
+        task: Found = lease.task if lease is not None else self._near.tasks.get(key) or self._lines.fresh.get(key)
         if task is None:
             if key in self._lines.fresh:
                 out.answers.append((event.origin, errors.TaskNotFound(key.task_id)))
             else:
                 self._lines.read(key, [event], out)
-        elif isinstance(task, bool):
+        elif task is False:
             out.answers.append((event.origin, errors.RecordCorrupt(key.task_id)))
         else:
             self._cancel_task(task, event, now, out)

@@ -5,12 +5,15 @@ Events about a task name it by its key. Events carry batches where they come in 
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from duecourse.model.instants import Micros
 from duecourse.server.core.lease import Holder, Lease
 from duecourse.server.core.task import Attempt, DueKey, Failure, Lane, Submission, Task, TaskKey
 from duecourse.server.core.writes import Write
+
+Found = Task | Literal[False] | None
+"""What a read of a task found: None where there is none, False if its record does not decode."""
 
 
 class OutcomeKind(StrEnum):
@@ -133,9 +136,9 @@ class WriteRefused:
 
 @dataclass(slots=True, eq=False)
 class TasksRead:
-    """Single tasks were read, as the shard had asked: the task, None where there is none, False if it is corrupt."""
+    """Single tasks were read, as the shard had asked."""
 
-    tasks: list[tuple[TaskKey, Task | bool | None]]
+    tasks: list[tuple[TaskKey, Found]]
 
 
 @dataclass(slots=True, eq=False)

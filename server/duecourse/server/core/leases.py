@@ -9,7 +9,7 @@ from duecourse.model import bounds
 from duecourse.model.instants import Micros, Now
 from duecourse.server.core import lifecycle
 from duecourse.server.core.effects import Effects, StopReason
-from duecourse.server.core.events import End, Event, Hold, Report, Unsent
+from duecourse.server.core.events import End, Event, Found, Hold, Report, Unsent
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.lease import Lease
 from duecourse.server.core.lines import Lines
@@ -66,7 +66,7 @@ class Leases:
         del self.by_token[lease.token]
         del self.by_task[lease.task.key]
 
-    def agree(self, key: TaskKey, task: Task | bool | None, now: Now, out: Effects) -> Lease | None:
+    def agree(self, key: TaskKey, task: Found, now: Now, out: Effects) -> Lease | None:
         """Make the lease of a task agree with what was just read of it; return the one that was outdated."""
         held = task if isinstance(task, Task) and task.progress.state in HELD else None
         attempt = held.progress.attempt if held is not None else None

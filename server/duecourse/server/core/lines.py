@@ -8,7 +8,7 @@ a task are handled in the order in which they came.
 from typing import Any
 
 from duecourse.server.core.effects import Effects
-from duecourse.server.core.events import Event
+from duecourse.server.core.events import Event, Found
 from duecourse.server.core.task import Progress, ShardId, Task, TaskKey
 from duecourse.server.core.writes import Update
 
@@ -21,7 +21,7 @@ class Lines:
     def __init__(self, shard: ShardId) -> None:
         self.busy: dict[TaskKey, list[Event] | None] = {}
         """The busy tasks, each with its line; None in place of an empty one, as most stay empty."""
-        self.fresh: dict[TaskKey, Task | bool | None] = {}
+        self.fresh: dict[TaskKey, Found] = {}
         """What was just read, while the line that waited for it is handled."""
         self._shard = shard
 

@@ -24,6 +24,7 @@ from duecourse.server.core.events import (
     Committed,
     End,
     Event,
+    Found,
     Grant,
     HeldLoaded,
     Hold,
@@ -354,7 +355,7 @@ class Shard:
         elif line:
             self._handle_line(line, now, out)
 
-    def _task_read(self, key: TaskKey, task: Task | bool | None, now: Now, out: Effects) -> None:
+    def _task_read(self, key: TaskKey, task: Found, now: Now, out: Effects) -> None:
         line = self.lines.busy.pop(key, None)
         outdated = self.near.tasks.get(key)
         if outdated is not None:

@@ -13,9 +13,9 @@ from typing import Generic, Never, TypeVar
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.effects import Effects, LaneLoad
-from duecourse.server.core.events import AttemptRead, End, LaneLoaded, TasksRead
+from duecourse.server.core.events import AttemptRead, End, Found, LaneLoaded, TasksRead
 from duecourse.server.core.shard import Shard
-from duecourse.server.core.task import ShardId, Task, TaskKey
+from duecourse.server.core.task import ShardId, TaskKey
 from duecourse.server.shards.corrupt import set_aside
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import CorruptRecord, LaneRequest, StoreUnavailable, TaskStore
@@ -103,7 +103,7 @@ class Reads:
     async def _read_tasks(self, batch: list[tuple[Shard, TaskKey]]) -> None:
         found = await self._store.load_tasks([key for _, key in batch])
         self._metrics.loads["task"] += len(batch)
-        by_shard: defaultdict[Shard, list[tuple[TaskKey, Task | bool | None]]] = defaultdict(list)
+        by_shard: defaultdict[Shard, list[tuple[TaskKey, Found]]] = defaultdict(list)
         corrupt = []
         for (shard, key), task in zip(batch, found, strict=True):
             if isinstance(task, CorruptRecord):
