@@ -25,7 +25,7 @@ refuses as data what slips through.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from duecourse.model.instants import Micros
 from duecourse.server.core.fence import Fence
@@ -41,6 +41,8 @@ from duecourse.server.core.task import (
     TaskState,
 )
 from duecourse.server.core.writes import Insert, Update
+
+SEQUENCE_BITS: Final = 32
 
 
 class StoreUnavailable(Exception):
@@ -127,7 +129,7 @@ class Raised:
 
     fence: Fence
     first_sequence: int
-    """The term issues sequences from here on, all above those of earlier terms; it has 2^32 of them."""
+    """The term issues sequences from here on, all above those of earlier terms; it has 2^`SEQUENCE_BITS` of them."""
     raises: tuple[Micros, ...]
     """When the last raises were made (this one last), at most 16, oldest first, in cluster time."""
 

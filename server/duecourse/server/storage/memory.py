@@ -30,6 +30,7 @@ from duecourse.server.core.task import (
 )
 from duecourse.server.core.writes import Insert, Update
 from duecourse.server.storage import (
+    SEQUENCE_BITS,
     CommitAnswer,
     Committed,
     CorruptRecord,
@@ -50,7 +51,6 @@ from duecourse.server.storage import (
 )
 
 _RAISES_KEPT: Final = 16
-_SEQUENCE_BLOCK_BITS: Final = 32
 
 
 @dataclass(slots=True)
@@ -256,7 +256,7 @@ class MemoryStore:
         shard.sequence_block += 1
         shard.raises = (*shard.raises, at)[-_RAISES_KEPT:]
         fence = Fence(request.shard, epoch, request.holder)
-        return Raised(fence, shard.sequence_block << _SEQUENCE_BLOCK_BITS, shard.raises)
+        return Raised(fence, shard.sequence_block << SEQUENCE_BITS, shard.raises)
 
     def _stale(self, fence: Fence) -> Stale | None:
         shard = self._shards.get(fence.shard)

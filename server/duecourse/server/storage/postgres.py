@@ -16,6 +16,7 @@ from duecourse.model.instants import Micros
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.task import Attempt, Epoch, ShardId, Task, TaskKey
 from duecourse.server.storage import (
+    SEQUENCE_BITS,
     CommitAnswer,
     Committed,
     CorruptRecord,
@@ -71,7 +72,6 @@ _KNOWN_QUEUES_LIMIT: Final = 65_536
 _SHARDS_IN_LOAD: Final = 16
 _ROWS_IN_LOAD: Final = 2_048
 """How many shards' buckets are read at once, and how many rows of each: it bounds how long the server is at it."""
-_SEQUENCE_BLOCK_BITS: Final = 32
 _DATA_CLASSES: Final = frozenset(("21", "22", "23", "54"))
 _READ_ONLY: Final = "25006"
 _WEAK_COMMITS: Final = frozenset(("off", "local"))
@@ -82,7 +82,11 @@ _SETTINGS: Final = {
     "idle_in_transaction_session_timeout": "1s",
     "jit": "off",
 }
-_WRITE_SETTINGS: Final = {**_SETTINGS, "statement_timeout": "1s", "lock_timeout": "800ms"}
+_WRITE_SETTINGS: Final = {
+    **_SETTINGS,
+    "statement_timeout": f"{bounds.STATEMENT_TIMEOUT // bounds.MILLISECOND}ms",
+    "lock_timeout": "800ms",
+}
 # Every read looks rows up; a plan made while the table was small must not go through all of it later.
 _READ_SETTINGS: Final = {**_SETTINGS, "statement_timeout": "4s", "enable_seqscan": "off"}
 _LOAD_SETTINGS: Final = {**_READ_SETTINGS, "statement_timeout": "12s"}
@@ -165,7 +169,7 @@ class PostgresStore:
         for shard, is_raised, row_coordination, epoch, holder, block, raises in found:
             if is_raised:
                 fence = Fence(ShardId(shard), Epoch(epoch), holder)
-                answers[fence.shard] = Raised(fence, block << _SEQUENCE_BLOCK_BITS, tuple(raises))
+                answers[fence.shard] = Raised(fence, block << SEQUENCE_BITS, tuple(raises))
             else:
                 answers[ShardId(shard)] = RaiseRefused(row_coordination, Epoch(epoch), holder)
         return answers
