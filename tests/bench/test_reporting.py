@@ -40,7 +40,7 @@ async def test_the_search_comes_close_to_the_highest_sustained_rate_from_below(l
     async def probe(rate: float) -> search.Trial:
         tried.append(rate)
         tail = 0 if rate <= limit else bounds.SECOND
-        return search.Trial(offered_per_s=rate, per_s=rate, refused=0, tail=tail, duration=bounds.SECOND)
+        return search.Trial(per_s=rate, refused=0, tail=tail, duration=bounds.SECOND)
 
     found = await search.highest_sustained(probe, 4_000)
     assert limit / search.PRECISION <= found <= limit
@@ -49,7 +49,7 @@ async def test_the_search_comes_close_to_the_highest_sustained_rate_from_below(l
 
 async def test_the_search_ends_when_nothing_is_sustained() -> None:
     async def probe(rate: float) -> search.Trial:
-        return search.Trial(offered_per_s=rate, per_s=0, refused=1, tail=0, duration=bounds.SECOND)
+        return search.Trial(per_s=0, refused=1, tail=0, duration=bounds.SECOND)
 
     assert await search.highest_sustained(probe, 4_000) == 0
 
@@ -57,7 +57,7 @@ async def test_the_search_ends_when_nothing_is_sustained() -> None:
 def test_a_load_is_not_sustained_if_its_backlog_outlives_it() -> None:
     def is_sustained(tail: int, refused: int = 0) -> bool:
         duration = 30 * bounds.SECOND
-        return search.Trial(offered_per_s=1, per_s=1, refused=refused, tail=tail, duration=duration).is_sustained
+        return search.Trial(per_s=1, refused=refused, tail=tail, duration=duration).is_sustained
 
     assert is_sustained(600 * bounds.MILLISECOND)
     assert not is_sustained(601 * bounds.MILLISECOND)

@@ -25,7 +25,6 @@ class Outcomes:
 
     def __init__(self, terms: Terms, streams: Mapping[str, NodeStream]) -> None:
         self.unrecorded: dict[bytes, Attempt] = {}
-        self.recorded_count = 0
         self.refused_count = 0
         self._terms = terms
         self._streams = streams
@@ -52,11 +51,11 @@ class Outcomes:
     def answered(self, stream: NodeStream, answer: pb.OutcomesRecorded) -> None:
         """Take in verdicts: drop what is recorded or refused, send on what came to the wrong node."""
         for token in answer.recorded:
-            self._recorded(token)
+            self._drop(token)
         for record in answer.others:
             match record.verdict:
                 case pb.OUTCOME_VERDICT_RECORDED:
-                    self._recorded(record.lease_token)
+                    self._drop(record.lease_token)
                 case pb.OUTCOME_VERDICT_LEASE_LOST | pb.OUTCOME_VERDICT_UNKNOWN_TOKEN:
                     self.refused_count += self._drop(record.lease_token)
                 case pb.OUTCOME_VERDICT_NOT_LEADER:
@@ -92,9 +91,6 @@ class Outcomes:
             self._housed_at = now
             if any(stream.is_serving for stream in self._streams.values()):
                 self.welcomed()
-
-    def _recorded(self, token: bytes) -> None:
-        self.recorded_count += self._drop(token)
 
     def _drop(self, token: bytes) -> bool:
         attempt = self.unrecorded.pop(token, None)

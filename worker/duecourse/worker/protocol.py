@@ -45,7 +45,6 @@ class Protocol:
         self.is_draining = False
         self.assigned_count = 0
         self.stale_count = 0
-        self.unwanted_count = 0
         self.unknown_event_count = 0
         self._introduction = introduction
         self._capacity = capacity
@@ -204,7 +203,6 @@ class Protocol:
         has_credit = stream.account.use(attempt.task_type)
         token = attempt.token
         if token in self.holdings.held or token in self.outcomes.unrecorded:
-            self.unwanted_count += 1
             return
         highest = self._terms.highest(attempt.shard)
         if attempt.epoch > highest:
@@ -213,7 +211,6 @@ class Protocol:
             self.stale_count += 1
             self.outcomes.keep(attempt, RETURNED)
         elif not has_credit or attempt.task_type not in self._task_types:
-            self.unwanted_count += 1
             self.outcomes.keep(attempt, RETURNED)
         else:
             stream.hold(token)

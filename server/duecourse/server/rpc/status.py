@@ -76,11 +76,6 @@ def violated(error: BaseException) -> errors.InvariantViolated:
     return errors.InvariantViolated(error_id)
 
 
-def status_of(error: BaseException) -> status_pb2.Status:
-    """Make the status of a call."""
-    return _status(refusal(error))
-
-
 def deadline_exceeded() -> Refusal:
     """Tell that a call took longer than it may; whether it was carried out is not known."""
     return Refusal(
