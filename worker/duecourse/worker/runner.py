@@ -10,6 +10,8 @@ affair: a handler that returns all the same has succeeded.
 
 import asyncio
 import logging
+import os
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,6 +56,7 @@ class Runner:
         self._deliver = deliver
         self._threads = Threads(threads)
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         self._runs: dict[bytes, _Run] = {}
         self._ended: list[Ending] = []
         self._ended_in_threads: deque[Ending] = deque()
@@ -107,8 +110,11 @@ class Runner:
             self._end(attempt, results.of_stop(attempt.stop_reason))
             return
         try:
-            outcome = results.of_value(await run.handler.call(run.context))
+            value = await run.handler.call(run.context)
+            self._leave_if_forked(None)
+            outcome = results.of_value(value)
         except BaseException as error:
+            self._leave_if_forked(error)
             if self._loop.is_closed():
                 raise  # It was left behind when the worker went, and is now collected.
             self._end(attempt, self._failed(attempt, error))
@@ -123,8 +129,11 @@ class Runner:
             if attempt.stop_reason is not None:
                 outcome: Outcome = results.of_stop(attempt.stop_reason)
             else:
-                outcome = results.of_value(run.handler.call(run.context))
+                value = run.handler.call(run.context)
+                self._leave_if_forked(None)
+                outcome = results.of_value(value)
         except BaseException as error:
+            self._leave_if_forked(error)
             outcome = self._failed(attempt, error)
         self._ended_in_threads.append((attempt, outcome))
         if self._is_collecting:
@@ -133,6 +142,16 @@ class Runner:
         # After the worker has gone the loop may be closed; then nobody asks for the outcome.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._collect)
+
+    def _leave_if_forked(self, error: BaseException | None) -> None:
+        """End a child that a handler forked and let run on: a copy of the worker would tear at what both share."""
+        if os.getpid() == self._process:
+            return
+        if error is None or isinstance(error, SystemExit):
+            code = 0 if error is None else error.code
+            os._exit(code if isinstance(code, int) else int(code is not None))
+        traceback.print_exception(error)
+        os._exit(1)
 
     def _failed(self, attempt: Attempt, error: BaseException) -> Failed:
         outcome = results.of_error(error, attempt.stop_reason)

@@ -27,6 +27,9 @@ DEFAULT_SLOTS: Final = 100
 # Longer than any pause of an event loop that works.
 ALIVE_WITHIN: Final = 5 * bounds.SECOND
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_handled: Final[set[signal.Signals]] = set()
+"""Which of them a worker of this process hears."""
 
 _Call = TypeVar("_Call", bound=AsyncHandler | PlainHandler)
 
@@ -197,7 +200,6 @@ def _signals(stop: Callable[[], None], handle_signals: bool) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
     came: set[int] = set()
 
     def on_signal(number: int) -> None:
@@ -207,13 +209,43 @@ def _signals(stop: Callable[[], None], handle_signals: bool) -> Iterator[None]:
         came.add(number)
         stop()
 
-    for number in numbers:
+    for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
+        _handled.add(number)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in _SIGNALS:
+            _handled.discard(number)
             loop.remove_signal_handler(number)
+
+
+# A child that a handler forks inherits the socket by which the event loop hears of signals: a SIGTERM to the child, as
+# process pools send it, would stop the worker. The child gets the default handlers, and until then no signal.
+
+
+def _hold_signals() -> None:
+    if _handled:
+        _held_signals.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
+
+
+def _release_signals() -> None:
+    mask = _held_signals.__dict__.pop("mask", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _forget_signals() -> None:
+    if _handled:
+        signal.set_wakeup_fd(-1)
+    for number in _handled:
+        signal.signal(number, signal.SIG_DFL)
+    _handled.clear()
+    _release_signals()
+
+
+_held_signals = threading.local()
+os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_signals)
 
 
 def _host_name() -> str:
