@@ -6,8 +6,6 @@ longer than a second. A shard that fails in a way that nobody foresaw ends its o
 """
 
 import asyncio
-import heapq
-import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +22,7 @@ from duecourse.server.core.shard import Shard
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.core.writes import Write
 from duecourse.server.failpoints import AFTER_ANSWER, BEFORE_ASSIGNMENT, Failpoints
+from duecourse.server.shards.agenda import Agenda
 from duecourse.server.telemetry import logs
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing.clock import Clock
@@ -31,7 +30,6 @@ from duecourse.timing.clock import Clock
 _log = logs.get("shards.loop")
 
 _MATCHES_PER_TURN = 2_048
-_NEVER: Micros = 2**63
 _TICK: Micros = bounds.LONGEST_SLEEP // 2
 
 
@@ -107,12 +105,7 @@ class Loop:
         self._next_tick = 0
         self._touched: dict[Shard, None] = {}
         """Shards that handled something in this turn: only of these can anything have become due earlier."""
-        self._agenda: list[tuple[Micros, int, Shard]] = []
-        """A heap of (due time, entry number, shard): when a task is due next, valid where `_armed` says the same."""
-        self._entries = itertools.count()
-        self._armed: dict[Shard, Micros] = {}
-        self._waiting: set[Shard] = set()
-        """Shards with a cancellation that has to be answered in time."""
+        self._agenda = Agenda()
         self._streams: Streams
         self._lanes: Lanes
         self._reads: Reading
@@ -231,8 +224,7 @@ class Loop:
         is_led = self.shards.get(number) is shard
         if is_led:
             del self.shards[number]
-            self._armed.pop(shard, None)
-            self._waiting.discard(shard)
+            self._agenda.forget(shard)
             shard.close(out)
         self._tell(out)
         return is_led
@@ -283,14 +275,7 @@ class Loop:
                 continue
             if shard.near.is_low:
                 shard.collect_loads(out)
-            next_due = shard.near.next_due()
-            if next_due is not None and next_due < self._armed.get(shard, _NEVER):
-                self._armed[shard] = next_due
-                heapq.heappush(self._agenda, (next_due, next(self._entries), shard))
-            if shard.cancellations.next_wait() is not None:
-                self._waiting.add(shard)
-            else:
-                self._waiting.discard(shard)
+            self._agenda.note(shard)
         self._touched.clear()
 
     def _handle(self, shard: Shard, event: Event, now: Now, out: Effects) -> None:
@@ -300,20 +285,13 @@ class Loop:
         except Exception:
             number = shard.fence.shard
             _log.exception("shard_failed", shard=number, epoch=shard.fence.epoch, event_kind=type(event).__name__)
-            unsent = [write for write in out.writes if write.task.shard == number]
+            unapplied = [write for write in out.writes if write.task.shard == number]
             out.writes = [write for write in out.writes if write.task.shard != number]
             self._turn_away(event, errors.NoLeader(number))
-            self._fail(shard, unsent)
+            self._fail(shard, unapplied)
 
     def _tick(self, now: Now, out: Effects) -> None:
-        due = set()
-        agenda = self._agenda
-        while agenda and agenda[0][0] <= now.earliest:
-            due_time, _, shard = heapq.heappop(agenda)
-            if self._armed.get(shard) == due_time:
-                del self._armed[shard]
-                due.add(shard)
-        due.update(shard for shard in self._waiting if (shard.cancellations.next_wait() or 0) <= now.elapsed)
+        due = self._agenda.take(now)
         if now.elapsed >= self._next_tick:
             self._metrics.loop_lag.observe(now.elapsed - self._next_tick if self._next_tick else 0)
             self._next_tick = now.elapsed + _TICK
@@ -402,9 +380,4 @@ class Loop:
 
     def _until_next(self) -> Micros:
         now = self.clock.now()
-        wait = min(self._next_tick - now.elapsed, bounds.LONGEST_SLEEP)
-        if self._agenda:
-            wait = min(wait, self._agenda[0][0] - now.earliest)
-        for shard in self._waiting:
-            wait = min(wait, (shard.cancellations.next_wait() or 0) - now.elapsed)
-        return max(0, wait)
+        return self._agenda.until_next(now, min(self._next_tick - now.elapsed, bounds.LONGEST_SLEEP))
