@@ -32,7 +32,7 @@ _STEP: Final[Micros] = 5 * bounds.MILLISECOND
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a scheduler is told; see the settings of the same names."""
+    """What a scheduler is told; see the settings of the same names, or the bound where there is none (`head`)."""
 
     node_id: str
     lease: Micros = bounds.DEFAULT_LEASE

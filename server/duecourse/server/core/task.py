@@ -107,7 +107,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Attempt:
-    """One try at a task, open while `outcome` is None. Never altered; `dataclasses.replace` makes the next version."""
+    """One try at a task, open while `outcome` is None. Never altered: `attempts` makes the next version."""
 
     number: int
     round: int

@@ -17,10 +17,10 @@ from duecourse.server.core.task import Epoch, ShardId, Submission
 
 
 class Commands(Protocol):
-    """What clients can have done. The node's loop implements it."""
+    """What clients can have done. `shards.commands` implements it."""
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[Submitted | DomainError]:
-        """Make tasks durable: one answer each, in order. Raises Overloaded or Draining for all of them."""
+        """Make tasks durable: one answer each, in order. Raises Overloaded, Draining or StoreFailed for all of them."""
         ...
 
     async def cancel(
