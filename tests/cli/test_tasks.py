@@ -207,6 +207,7 @@ def test_an_id_can_be_copied_from_a_list_on_a_narrow_terminal(node: ScriptedNode
     os.close(ours)
     assert task_id in shown
     assert "due" not in shown
+    assert "tried" in shown
 
 
 def test_a_list_says_when_there_is_more_than_it_shows(duecourse: CommandLine, node: ScriptedNode) -> None:

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-_UNBROKEN: Final = len("01890a5d-ac96-774b-bcce-b302099a8057")
+_ID: Final = len("01890a5d-ac96-774b-bcce-b302099a8057")
+_WORD: Final = len("retry_wait")
 
 
 def printable(text: str) -> str:
@@ -48,16 +49,20 @@ def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         return
     from rich import box, console, table, text
 
-    shown = table.Table(box=box.SIMPLE_HEAD, header_style="bold")
+    shown = table.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     columns_of_cells = zip(*(map(printable, row) for row in rows), strict=True)
     kept = [(column, cells) for column, cells in zip(columns, columns_of_cells, strict=False) if any(cells)]
     for index, (column, cells) in enumerate(kept):
         # What comes first is copied from here into the next command: ids of the usual length are not broken.
-        whole = min(max(map(len, cells)), _UNBROKEN) if index == 0 else None
-        shown.add_column(column, overflow="fold", min_width=whole)
+        longest = max(map(len, (column, *cells)))
+        is_whole = longest <= (_ID if index == 0 else _WORD)
+        shown.add_column(column, overflow="fold", width=longest if is_whole else None)
     for row in zip(*(cells for _, cells in kept), strict=True):
         shown.add_row(*(text.Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    console.Console().print(shown)
+    screen = console.Console()
+    screen.print()
+    screen.print(shown)
+    screen.print()
 
 
 def say_pairs(pairs: Iterable[tuple[str, str]]) -> None:

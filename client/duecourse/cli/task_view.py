@@ -9,8 +9,9 @@ from duecourse.cli import values
 from duecourse.client import Attempt, Task
 from duecourse.model import durations
 
-COLUMNS = ("task id", "state", "type", "queue", "run at", "due", "attempts")
+COLUMNS = ("task id", "state", "type", "queue", "run at", "due", "tried")
 ATTEMPT_COLUMNS = ("attempt", "round", "outcome", "worker", "leased", "started", "ended", "progress", "failure")
+_USUAL_QUEUE = "default"
 _MOST_SHOWN_BYTES = 2_000
 
 
@@ -28,9 +29,10 @@ def row(task: Task) -> tuple[str, ...]:
 
 
 def short_row(task: Task) -> tuple[str, ...]:
-    """Show a task on one line of a terminal: to the second, and when it is due only if that is not `run_at`."""
+    """Show a task on one line of a terminal, to the second, without its queue or due time where they are the usual."""
     task_id, state, task_type, queue, _, _, attempts = row(task)
     due = values.write_second(task.due_time) if task.due_time != task.run_at else ""
+    queue = queue if queue != _USUAL_QUEUE else ""
     return (task_id, state, task_type, queue, values.write_second(task.run_at), due, attempts)
 
 
