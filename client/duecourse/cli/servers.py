@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 _HELP = """Run a scheduler node until it is told to stop.
 
-A setting is looked for in this order: the option, the variable DUECOURSE_ with its name in capitals,
-the TOML file that DUECOURSE_CONFIG names, the default.
+A setting is taken from the first of these that has it:
+- its option,
+- the variable DUECOURSE_ with its name in capitals,
+- the TOML file that DUECOURSE_CONFIG names,
+- its default.
 
 Secrets have no option: set DUECOURSE_POSTGRES_DSN, or --postgres-dsn-file.
 """

@@ -146,7 +146,7 @@ class SoloCluster:
         try:
             await migrate.migrate(postgres.dsn)
         except (storage.StoreUnavailable, storage.StoreRefused) as error:
-            raise SoloError(f"the store in {self._folder} cannot be used: {error}") from error
+            raise SoloError(f"the store in {self._folder} cannot be used: {error} (--data names another)") from error
 
     def _environment(self) -> dict[str, str]:
         settings = {
