@@ -200,7 +200,7 @@ def time_left(task: Task, attempt: Attempt, now: Now) -> Micros:
     left = attempt.lease_time + timeout - now.latest
     if task.policy.completion_deadline is not None:
         left = min(left, task.policy.completion_deadline - now.latest)
-    return max(0, min(timeout, left))
+    return 0 if left < 0 else min(left, timeout)
 
 
 def _part(event: Hold, token: bytes, key: TaskKey, has_started: bool) -> Hold:

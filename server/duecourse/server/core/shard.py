@@ -43,7 +43,7 @@ from duecourse.server.core.lease import Lease
 from duecourse.server.core.leases import Leases
 from duecourse.server.core.lines import Lines
 from duecourse.server.core.near import Near
-from duecourse.server.core.task import HELD, WAITING, AttemptOutcome, Progress, Submission, Task, TaskKey, TaskState
+from duecourse.server.core.task import WAITING, AttemptOutcome, Progress, Submission, Task, TaskKey, TaskState
 from duecourse.server.core.writes import Insert, Update
 
 _OUTCOMES = {
@@ -324,12 +324,11 @@ class Shard:
         assert attempt is not None, "a lease has an attempt"
         if attempt.start_time is not None and last.attempt is not None and last.attempt.start_time is None:
             out.lateness.append((_lateness(lease.task, last, attempt.start_time), progress.attempts_used > 1))
-        if progress.state in HELD:
+        if attempt.outcome is None:
             if progress.state is TaskState.RUNNING and lease.cancel_waits:
                 self.cancellations.settle(lease, out)
             return
         self.leases.drop(lease)
-        assert attempt.outcome is not None, "a lease ends with its attempt"
         out.ended.append(attempt.outcome)
         if lease.cancel_waits:
             self.cancellations.settle(lease, out)
