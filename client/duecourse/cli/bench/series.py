@@ -1,14 +1,13 @@
 """Runs a bench as often as asked, each time in a new laboratory, and reports."""
 
 import dataclasses
-import os
 from collections.abc import Awaitable, Callable
 
 import typer
 from rich.console import Console
 
 from duecourse import client as sdk
-from duecourse.cli import exits, output
+from duecourse.cli import connection, exits, output
 from duecourse.cli.bench import figures, laboratory, machine
 from duecourse.cli.bench.figures import Figures
 from duecourse.cli.bench.laboratory import Laboratory, Setup
@@ -27,7 +26,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Measure, print the table, and end the command: 1 if a promise was broken or something did not work."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    connection.quieten()
     raise typer.Exit(running.run(_run(bench, title, setup, repeat, measure, as_json=as_json)))
 
 

@@ -3,10 +3,11 @@
 The judge is a file that the worker writes, one line for each start of a handler, and not our own API: see `evidence`.
 """
 
-import os
 from typing import Annotated
 
 import typer
+
+from duecourse.cli import connection
 
 
 def demo(
@@ -24,7 +25,7 @@ def demo(
     Exit codes: 0 all promises kept, 1 one was broken, or something did not start.
     """
     # The calls that a killed scheduler leaves behind are expected.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    connection.quieten()
     from duecourse.cli.demo import story
     from duecourse.cli.solo import running
 
