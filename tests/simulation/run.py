@@ -99,7 +99,8 @@ def _run_everywhere(seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
             for done in as_completed(running):
                 yield done.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Not waiting for the rest would leave an executor that breaks when the interpreter ends.
+            pool.shutdown(cancel_futures=True)
 
 
 def _replay(seed: int, *, is_shrunk: bool, shows_all: bool) -> int:
