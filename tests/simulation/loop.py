@@ -117,45 +117,47 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         try:
             task = self.world.spawn(main, "world")
-            while not task.done():
-                self._turn()
+            self._run_until(task.done)
             self._end_all()
             task.result()
         finally:
             asyncio._set_running_loop(None)
             self._is_closed = True
 
-    def _turn(self) -> None:
-        timers = self._timers
-        now = self.now
-        while timers and timers[0][0] <= now:
-            _, _, timer, process = heapq.heappop(timers)
-            if not timer.cancelled():
-                process.ready.append(timer)
-                self.enqueue(process)
-        runnable = self._runnable
-        if not runnable:
-            if not timers:
-                raise Deadlock
-            self.now = max(now, timers[0][0])
-            return
-        index = int(self._random() * len(runnable))
-        process = runnable[index]
-        ready = process.ready
-        if process.is_paused or process.is_dead:
-            self._dequeue(index)
-            return
-        if self._is_shuffled and len(ready) > 1:
-            ready.rotate(-int(self._random() * len(ready)))
-        handle = ready.popleft()
-        if not ready:
-            self._dequeue(index)
-        if handle.cancelled():
-            return
-        self.steps += 1
-        self.digest = hash((self.digest, now, process.number))
-        handle._run()
-        self.now = now + self._step
+    def _run_until(self, is_over: Callable[[], bool]) -> None:
+        """Run step after step. Raises Deadlock. One long function, since all of a run's time goes through it."""
+        timers, runnable, draw, step = self._timers, self._runnable, self._random, self._step
+        is_shuffled = self._is_shuffled
+        while not is_over():
+            now = self.now
+            while timers and timers[0][0] <= now:
+                _, _, timer, process = heapq.heappop(timers)
+                if not timer._cancelled:
+                    process.ready.append(timer)
+                    if not process.is_runnable:
+                        self.enqueue(process)
+            if not runnable:
+                if not timers:
+                    raise Deadlock
+                self.now = timers[0][0]
+                continue
+            index = int(draw() * len(runnable)) if len(runnable) > 1 else 0
+            process = runnable[index]
+            ready = process.ready
+            if process.is_paused or process.is_dead:
+                self._dequeue(index)
+                continue
+            if is_shuffled and len(ready) > 1:
+                ready.rotate(-int(draw() * len(ready)))
+            handle = ready.popleft()
+            if not ready:
+                self._dequeue(index)
+            if handle._cancelled:
+                continue
+            self.steps += 1
+            self.digest = hash((self.digest, now, process.number))
+            handle._run()
+            self.now = now + step
 
     def _dequeue(self, index: int) -> None:
         runnable = self._runnable
@@ -174,8 +176,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         for task in left:
             task.cancel()
         with suppress(Deadlock):
-            for _ in range(_LAST_STEPS):
-                self._turn()
+            last = self.steps + _LAST_STEPS
+            self._run_until(lambda: self.steps >= last)
 
     # What asyncio asks of a loop.
 

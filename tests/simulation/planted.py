@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from simulation.mutations import MUTATIONS, Mutation
 
 _ROOT: Final = Path(__file__).parent.parent.parent
 _SOURCES: Final = ("server", "worker", "client", "proto/gen")
+_NOTHING: Final = Mutation("nothing, to compare with", "pyproject.toml", "[project]", "[project]")
 _SEEDS_CODE: Final = """
 import sys
 from simulation import plan, world
@@ -36,46 +38,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument("--only", default="", help="only mutations whose name contains this")
     given = parser.parse_args(arguments)
-    wanted = [mutation for mutation in MUTATIONS if given.only in mutation.name]
+    # Without a fault nothing may be found: else it would prove nothing that something is.
+    wanted = [_NOTHING, *(mutation for mutation in MUTATIONS if given.only in mutation.name)]
     survivors = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for start in range(0, len(wanted), given.jobs):
-            together = wanted[start : start + given.jobs]
-            running = [
-                _start(mutation, Path(folder) / str(start + at), given.seeds) for at, mutation in enumerate(together)
-            ]
-            for mutation, process in zip(together, running, strict=True):
-                found, errors = process.communicate()
-                survivors += not found
-                seeds, _, violation = found.strip().partition(" ")
-                told = (
-                    f"found by seed {seeds}: {violation[:90]}"
-                    if found
-                    else f"SURVIVES {given.seeds} seeds {errors[-200:]}"
-                )
-                print(f"{mutation.name:60} {told}", flush=True)
-    print(f"{len(wanted) - survivors} of {len(wanted)} planted faults were found")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
+        tries = [
+            pool.submit(_try, mutation, Path(folder) / str(number), given.seeds)
+            for number, mutation in enumerate(wanted)
+        ]
+        for mutation, tried in zip(wanted, tries, strict=True):
+            is_found, told = tried.result()
+            survivors += is_found is (mutation is _NOTHING)
+            print(f"{mutation.name:62} {told}", flush=True)
+    print(f"{len(wanted) - survivors} of {len(wanted)} came out as they should")
     return 1 if survivors else 0
 
 
-def _start(mutation: Mutation, folder: Path, seeds: int) -> "subprocess.Popen[str]":
+def _try(mutation: Mutation, folder: Path, seeds: int) -> tuple[bool, str]:
+    """Plant a fault in a copy, and run seeds until one finds it."""
     for source in _SOURCES:
         shutil.copytree(_ROOT / source, folder / source, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(_ROOT / "tests" / "simulation", folder / "tests" / "simulation")
+    shutil.copy(_ROOT / "pyproject.toml", folder)
     path = folder / mutation.file
     text = path.read_text(encoding="utf-8")
     if text.count(mutation.before) != 1:
-        raise SystemExit(f"{mutation.name}: its text occurs {text.count(mutation.before)} times in {mutation.file}")
+        return False, f"cannot be planted: its text occurs {text.count(mutation.before)} times in {mutation.file}"
     path.write_text(text.replace(mutation.before, mutation.after), encoding="utf-8")
     paths = [str(folder / source) for source in (*_SOURCES, "tests")]
-    return subprocess.Popen(
+    ran = subprocess.run(
         [sys.executable, "-c", _SEEDS_CODE, str(seeds)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        check=False,
     )
+    shutil.rmtree(folder)
+    if ran.returncode:
+        return False, f"broke the simulation: {ran.stderr[-200:]}"
+    tried, _, violation = ran.stdout.strip().partition(" ")
+    if not tried:
+        return False, f"SURVIVES {seeds} seeds"
+    return True, f"found by seed {tried}: {violation[:90]}"
 
 
 if __name__ == "__main__":
