@@ -198,7 +198,7 @@ async def test_what_a_handler_said_stays_with_its_attempt_alone(harness: Harness
     said = {task.key: [attempt.progress for attempt in (await harness.read(task)).attempts] for task in tasks}
     assert said == {quiet.key: ["", ""], failing.key: ["half", ""], succeeding.key: ["nearly"]}
     lost = (await harness.read(failing)).attempts[0]
-    assert await harness.store.find_attempt(failing.key, lost.lease_token) == lost
+    assert await writes.find_attempt(harness.store, failing.key, lost.lease_token) == lost
 
 
 async def test_what_one_of_many_lacks_it_does_not_get_from_the_others(harness: Harness) -> None:

@@ -32,7 +32,7 @@ READS = frozenset(
         "load_lanes",
         "load_tasks",
         "load_oldest_due",
-        "find_attempt",
+        "find_attempts",
         "read_task",
         "list_tasks",
     )

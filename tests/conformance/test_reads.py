@@ -72,13 +72,15 @@ async def test_an_attempt_is_found_by_its_token_open_or_ended(harness: Harness) 
         if len(tokens) < 3:
             await harness.apply(fence, writes.loss(task))
     for number, token in enumerate(tokens, start=1):
-        attempt = await harness.store.find_attempt(task.key, token)
+        attempt = await writes.find_attempt(harness.store, task.key, token)
         assert attempt is not None
         assert (attempt.number, attempt.lease_token) == (number, token)
         assert (attempt.outcome is None) == (number == 3)
-    assert await harness.store.find_attempt(other.key, tokens[0]) is None
-    assert await harness.store.find_attempt(task.key, b"unknown") is None
-    assert await harness.store.find_attempt(TaskKey("default", "nowhere"), tokens[0]) is None
+    assert await writes.find_attempt(harness.store, other.key, tokens[0]) is None
+    assert await writes.find_attempt(harness.store, task.key, b"unknown") is None
+    many = await harness.store.find_attempts([(task.key, tokens[1]), (other.key, tokens[0]), (task.key, tokens[0])])
+    assert [attempt and attempt.lease_token for attempt in many] == [tokens[1], None, tokens[0]]
+    assert await writes.find_attempt(harness.store, TaskKey("default", "nowhere"), tokens[0]) is None
 
 
 async def test_a_list_pages_through_all_shards_in_the_order_of_ids(harness: Harness) -> None:

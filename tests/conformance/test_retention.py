@@ -28,8 +28,8 @@ async def test_a_purge_takes_the_longest_ended_with_their_attempts(harness: Harn
     assert await harness.store.purge(fence, NOW + 7, 10) == 0
     assert await harness.store.purge(fence, NOW + 10, 2) == 2
     assert await left(harness, tasks) == [tasks[0].key, tasks[1].key, tasks[4].key, tasks[5].key]
-    assert await harness.store.find_attempt(tasks[3].key, tokens[3]) is None
-    assert await harness.store.find_attempt(tasks[1].key, tokens[1]) is not None
+    assert await writes.find_attempt(harness.store, tasks[3].key, tokens[3]) is None
+    assert await writes.find_attempt(harness.store, tasks[1].key, tokens[1]) is not None
     assert await harness.store.purge(fence, NOW + 10, 10) == 1
     assert await harness.store.purge(fence, NOW + 11, 10) == 1
     assert await harness.store.purge(fence, NOW * 2, 10) == 0

@@ -10,12 +10,14 @@ from duecourse.server.core.fence import Fence
 from duecourse.server.core.lease import Holder
 from duecourse.server.core.task import (
     DEFAULT_POLICY,
+    Attempt,
     AttemptOutcome,
     Lane,
     Policy,
     ShardId,
     Submission,
     Task,
+    TaskKey,
 )
 from duecourse.server.core.writes import Insert, Update
 from duecourse.server.storage import Committed, ShardBatch, TaskStore
@@ -135,3 +137,9 @@ async def apply(store: TaskStore, fence: Fence, *writes: Insert | Update) -> Non
     for write in writes:
         if isinstance(write, Update):
             write.task.progress = write.progress
+
+
+async def find_attempt(store: TaskStore, key: TaskKey, lease_token: bytes) -> Attempt | None:
+    """Find one attempt."""
+    (attempt,) = await store.find_attempts([(key, lease_token)])
+    return attempt

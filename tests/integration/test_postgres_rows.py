@@ -101,9 +101,9 @@ async def test_an_attempt_that_does_not_decode_is_as_good_as_none(store: Postgre
     assert attempt is not None
     await writes.apply(store, fence, writes.loss(insert.task))
     await writes.apply(store, fence, writes.grant(insert.task, fence))
-    assert await store.find_attempt(insert.task.key, attempt.lease_token) is not None
+    assert await writes.find_attempt(store, insert.task.key, attempt.lease_token) is not None
     await side.connection.execute("UPDATE duecourse.attempt SET outcome = 'nonsense'")
-    assert await store.find_attempt(insert.task.key, attempt.lease_token) is None
+    assert await writes.find_attempt(store, insert.task.key, attempt.lease_token) is None
 
 
 POLICIES = st.builds(

@@ -240,9 +240,9 @@ class SimulatedStore:
         """Read the oldest waiting tasks of each shard."""
         return await self._read(lambda: _now(self._backing.load_oldest_due(shards, due_before, limit)), "read audit")
 
-    async def find_attempt(self, key: TaskKey, lease_token: bytes) -> Attempt | None:
-        """Find an attempt by its token."""
-        return await self._read(lambda: _now(self._backing.find_attempt(key, lease_token)), "read attempt")
+    async def find_attempts(self, wanted: Sequence[tuple[TaskKey, bytes]]) -> list[Attempt | None]:
+        """Find attempts by their tokens."""
+        return await self._read(lambda: _now(self._backing.find_attempts(wanted)), "read attempt")
 
     async def read_task(self, key: TaskKey, *, full: bool) -> StoredTask | CorruptRecord | None:
         """Read a task."""

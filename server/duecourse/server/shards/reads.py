@@ -5,8 +5,9 @@ events for it.
 """
 
 import asyncio
+import itertools
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Generic, Never, TypeVar
 
@@ -29,7 +30,6 @@ _T = TypeVar("_T")
 
 _KEYS_AT_ONCE = 1_000
 _LANES_AT_ONCE = 64
-_ATTEMPTS_AT_ONCE = 1
 _FIRST_RETRY: Micros = 20 * bounds.MILLISECOND
 _LONGEST_RETRY: Micros = bounds.SECOND
 
@@ -41,7 +41,7 @@ class _Line(Generic[_T]):
         self._loop = loop
         self._at_once = at_once
         self._read = read
-        self._waiting: list[tuple[Shard, _T]] = []
+        self._waiting: deque[tuple[Shard, _T]] = deque()
         self._wake = asyncio.Event()
 
     def add(self, shard: Shard, request: _T) -> None:
@@ -56,7 +56,7 @@ class _Line(Generic[_T]):
                 self._wake.clear()
                 await self._wake.wait()
             led = self._loop.shards
-            taken = self._waiting[: self._at_once]
+            taken = list(itertools.islice(self._waiting, self._at_once))
             batch = [entry for entry in taken if led.get(entry[0].fence.shard) is entry[0]]
             try:
                 if batch:
@@ -66,7 +66,8 @@ class _Line(Generic[_T]):
                 waits = waits or backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, source)
                 await self._loop.clock.sleep(next(waits))
                 continue
-            del self._waiting[: len(taken)]
+            for _ in taken:
+                self._waiting.popleft()
             waits = None
 
 
@@ -78,7 +79,7 @@ class Reads:
         self._loop = loop
         self._metrics = metrics
         self._tasks = _Line(loop, _KEYS_AT_ONCE, self._read_tasks)
-        self._attempts = _Line(loop, _ATTEMPTS_AT_ONCE, self._read_attempts)
+        self._attempts = _Line(loop, _KEYS_AT_ONCE, self._read_attempts)
         self._lanes = _Line(loop, _LANES_AT_ONCE, self._read_lanes)
 
     def submit(self, effects: Effects, shards: Mapping[ShardId, Shard]) -> None:
@@ -116,8 +117,9 @@ class Reads:
         await set_aside(self._store, self._loop, self._metrics, corrupt)
 
     async def _read_attempts(self, batch: list[tuple[Shard, End]]) -> None:
-        for shard, end in batch:
-            attempt = await self._store.find_attempt(end.key, end.lease_token)
+        found = await self._store.find_attempts([(end.key, end.lease_token) for _, end in batch])
+        self._metrics.loads["attempt"] += len(batch)
+        for (shard, end), attempt in zip(batch, found, strict=True):
             self._loop.post_to(shard, AttemptRead(end, attempt))
 
     async def _read_lanes(self, batch: list[tuple[Shard, LaneLoad]]) -> None:

@@ -296,8 +296,8 @@ class TaskStore(Protocol):
         """Read up to `limit` of the oldest waiting tasks due before an instant, for each shard."""
         ...
 
-    async def find_attempt(self, key: TaskKey, lease_token: bytes) -> Attempt | None:
-        """Read the attempt of a task that was granted under a token, open or ended."""
+    async def find_attempts(self, wanted: Sequence[tuple[TaskKey, bytes]]) -> list[Attempt | None]:
+        """Read attempts, open or ended, by their task and lease token, in that order; None where there is none."""
         ...
 
     async def read_task(self, key: TaskKey, *, full: bool) -> StoredTask | CorruptRecord | None:

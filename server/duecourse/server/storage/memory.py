@@ -214,8 +214,11 @@ class MemoryStore:
         """Read the oldest waiting tasks of each shard."""
         return _loaded(record for shard in shards for record in self._waiting([shard], 0, due_before)[:limit])
 
-    async def find_attempt(self, key: TaskKey, lease_token: bytes) -> Attempt | None:
-        """Find an attempt by its token."""
+    async def find_attempts(self, wanted: Sequence[tuple[TaskKey, bytes]]) -> list[Attempt | None]:
+        """Find attempts by their tokens."""
+        return [self._attempt(key, lease_token) for key, lease_token in wanted]
+
+    def _attempt(self, key: TaskKey, lease_token: bytes) -> Attempt | None:
         record = self._records.get(key)
         attempts = _all_attempts(record) if record else []
         return next((attempt for attempt in attempts if attempt.lease_token == lease_token), None)

@@ -283,10 +283,18 @@ class PostgresStore:
         """Read the oldest waiting tasks of each shard."""
         return _loaded(await self._load("load_oldest_due", list(shards), due_before, limit))
 
-    async def find_attempt(self, key: TaskKey, lease_token: bytes) -> Attempt | None:
-        """Find an attempt by its token; one that does not decode is as good as none."""
-        found = _attempts(await self._read("find_attempt", key.namespace, key.task_id, lease_token))
-        return found[0] if found else None
+    async def find_attempts(self, wanted: Sequence[tuple[TaskKey, bytes]]) -> list[Attempt | None]:
+        """Find attempts by their tokens; one that does not decode is as good as none."""
+        found = await self._read(
+            "find_attempts",
+            [key.namespace for key, _ in wanted],
+            [key.task_id for key, _ in wanted],
+            [lease_token for _, lease_token in wanted],
+        )
+        attempts: list[Attempt | None] = [None] * len(wanted)
+        for place, *attempt in found:
+            attempts[place - 1] = rows.attempt_of(attempt)
+        return attempts
 
     # Reads for clients.
 

@@ -76,7 +76,7 @@ def stored_task_of(row: Row) -> StoredTask | CorruptRecord:
         return CorruptRecord(task.shard, task.key, task.progress.revision, f"{type(error).__name__}: {error}")
 
 
-def attempt_of(row: Row) -> Attempt | None:
+def attempt_of(row: Row | list[Any]) -> Attempt | None:
     """Return the attempt of a row, None if it does not decode."""
     try:
         return _decode_attempt(row)

@@ -34,6 +34,8 @@ from duecourse.server.streams.outbox import Outbox
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.v1 import worker_service_pb2 as pb
 
+_MAX_UNDECIDED: Final = 2 * bounds.MAX_CREDIT
+"""More than a worker can ever have got: each waits in memory, with its result."""
 _RETURNED_DIGEST: Final = reading.digest(OutcomeKind.RETURNED)
 _PLAIN_SUCCESS_DIGEST: Final = reading.digest(OutcomeKind.SUCCEEDED)
 
@@ -352,6 +354,8 @@ class WorkerStream:
     ) -> None:
         token = reference.lease_token
         lease = self._ledger.conclude(token)
+        if self._ledger.undecided > _MAX_UNDECIDED:
+            raise ProtocolViolation(f"at most {_MAX_UNDECIDED} outcomes may wait for what becomes of them")
         key, shard = self._locate(reference, lease)
         port = self._port
         if not port.leads(shard):

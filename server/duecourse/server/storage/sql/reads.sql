@@ -59,16 +59,16 @@ CROSS JOIN LATERAL duecourse.oldest_rows(s.shard, $2::bigint, $3::int) AS r (row
 JOIN duecourse.task t ON t.ctid = r.row_id
 ORDER BY t.shard, t.due_time, t.sequence
 
--- name: find_attempt
-SELECT t.lease_token, t.attempt_number, t.attempt_round, t.worker, t.incarnation, t.node, t.epoch, t.fencing_token,
-    t.lease_time, t.sign_of_life, t.start_time, t.attempt_end_time, t.outcome, t.failure_type, t.failure_message,
-    t.outcome_digest, t.progress
-FROM duecourse.task t
-WHERE t.namespace = $1 AND t.task_id = $2 AND t.lease_token = $3
+-- name: find_attempts
+SELECT w.place::int, t.lease_token, t.attempt_number, t.attempt_round, t.worker, t.incarnation, t.node, t.epoch,
+    t.fencing_token, t.lease_time, t.sign_of_life, t.start_time, t.attempt_end_time, t.outcome, t.failure_type,
+    t.failure_message, t.outcome_digest, t.progress
+FROM unnest($1::text[], $2::text[], $3::bytea[]) WITH ORDINALITY AS w (namespace, task_id, lease_token, place)
+JOIN duecourse.task t ON t.namespace = w.namespace AND t.task_id = w.task_id AND t.lease_token = w.lease_token
 UNION ALL
-SELECT {attempt_columns}
-FROM duecourse.attempt a
-WHERE a.namespace = $1 AND a.task_id = $2 AND a.lease_token = $3
+SELECT w.place::int, {attempt_columns}
+FROM unnest($1::text[], $2::text[], $3::bytea[]) WITH ORDINALITY AS w (namespace, task_id, lease_token, place)
+JOIN duecourse.attempt a ON a.namespace = w.namespace AND a.task_id = w.task_id AND a.lease_token = w.lease_token
 
 -- name: read_task
 SELECT {task_columns}, t.headers, t.labels, t.content_type,
