@@ -32,8 +32,7 @@ ADDRESSES: Final = ("a", "b", "c")
 _STEP: Final = 50 * bounds.MILLISECOND
 _ALARMS: Final = frozenset(("shard_failed", "unexpected_error", "protocol violated", "write_set_aside"))
 _RECONNECT_BOUND: Final = 15 * bounds.SECOND
-# An answer of the store that was lost just before the healing is waited for, then asked for again, twice.
-_EXPIRY_SLACK: Final = 15 * bounds.SECOND
+_EXPIRY_SLACK: Final = 5 * bounds.SECOND
 _LONGEST_HEALING: Final = 150 * bounds.SECOND
 
 
