@@ -49,6 +49,7 @@ class CoordinationKind(StrEnum):
     """How nodes agree who leads."""
 
     SOLO = "solo"
+    ETCD = "etcd"
 
 
 class LogFormat(StrEnum):
@@ -152,6 +153,16 @@ class Settings(BaseSettings):
         description="Where others reach api-listen, host:port. Default: api-listen itself, with the host's name in"
         " place of a wildcard address.",
     )
+    peer_listen: Address = Field(
+        default=f"127.0.0.1:{bounds.PEER_PORT}",
+        description="Where the other nodes of the cluster reach this one, host:port. Port 0 takes a free one. Not"
+        " for clients; unused by a solo node.",
+    )
+    advertise_peer: Address | None = Field(
+        default=None,
+        description="Where the other nodes reach peer-listen, host:port. Default: peer-listen itself, with the host's"
+        " name in place of a wildcard address.",
+    )
     admin_listen: Address = Field(
         default=f"127.0.0.1:{bounds.ADMIN_PORT}",
         description="Where /metrics, /healthz and /readyz are served, host:port. Port 0 takes a free one.",
@@ -171,7 +182,39 @@ class Settings(BaseSettings):
     )
     coordination: CoordinationKind = Field(
         default=CoordinationKind.SOLO,
-        description="How nodes agree who leads which shard: solo, one node alone.",
+        description="How nodes agree who leads which shard: solo, one node alone, or etcd.",
+    )
+    etcd_endpoints: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split_list)] = Field(
+        default=(),
+        description="Members of etcd, host:port, separated by commas.",
+    )
+    etcd_prefix: Annotated[str, AfterValidator(_check_name)] = Field(
+        default="duecourse",
+        description="What this cluster's keys in etcd begin with. Clusters that share an etcd need one each.",
+    )
+    etcd_ca_file: Path | None = Field(
+        default=None,
+        description="File of the certificates that vouch for etcd's. Set: etcd is reached by TLS.",
+    )
+    etcd_cert_file: Path | None = Field(
+        default=None,
+        description="File of this node's certificate for etcd, if etcd wants one.",
+    )
+    etcd_key_file: Path | None = Field(
+        default=None,
+        description="File of the key to it.",
+    )
+    etcd_user: str | None = Field(
+        default=None,
+        description="User name in etcd, if it wants one.",
+    )
+    etcd_password_file: Path | None = Field(
+        default=None,
+        description="File of that user's password.",
+    )
+    session: Annotated[Duration, AfterValidator(DurationRange(bounds.SECOND, bounds.MINUTE))] = Field(
+        default=bounds.DEFAULT_SESSION,
+        description="How long a node may be silent to etcd before its shards move to others.",
     )
     shards: int = Field(
         default=bounds.DEFAULT_SHARDS,

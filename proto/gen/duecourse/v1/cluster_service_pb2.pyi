@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -73,22 +74,56 @@ class Node(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    INELIGIBLE_REASON_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    WALL_CLOCK_OFFSET_FIELD_NUMBER: _builtins.int
+    CLOCK_UNCERTAINTY_FIELD_NUMBER: _builtins.int
+    READY_TASKS_FIELD_NUMBER: _builtins.int
+    OLDEST_READY_AGE_FIELD_NUMBER: _builtins.int
+    WORKER_STREAMS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Its name, unique in the cluster."""
     address: _builtins.str
     """Where clients and workers reach it, host:port."""
     version: _builtins.str
     """Its version."""
+    ineligible_reason: _builtins.str
+    """Why it leads no shards or is to lose them: it drains, or is without its store. Empty: it is eligible."""
+    answered: _builtins.bool
+    """What follows was told by the node itself; false: it did not answer in time, and nothing of it is known."""
+    ready_tasks: _builtins.int
+    """How many tasks in its memory are due and wait for a worker."""
+    worker_streams: _builtins.int
+    """How many worker streams are open to it."""
+    @_builtins.property
+    def wall_clock_offset(self) -> _duration_pb2.Duration:
+        """Its own wall clock minus the cluster clock. Informative: tasks fire by the cluster clock."""
+
+    @_builtins.property
+    def clock_uncertainty(self) -> _duration_pb2.Duration:
+        """How far off the cluster clock may be, as the node knows it: half the width of its interval."""
+
+    @_builtins.property
+    def oldest_ready_age(self) -> _duration_pb2.Duration:
+        """How long the oldest of them has been due."""
+
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         address: _builtins.str = ...,
         version: _builtins.str = ...,
+        ineligible_reason: _builtins.str = ...,
+        answered: _builtins.bool = ...,
+        wall_clock_offset: _duration_pb2.Duration | None = ...,
+        clock_uncertainty: _duration_pb2.Duration | None = ...,
+        ready_tasks: _builtins.int = ...,
+        oldest_ready_age: _duration_pb2.Duration | None = ...,
+        worker_streams: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clock_uncertainty", b"clock_uncertainty", "oldest_ready_age", b"oldest_ready_age", "wall_clock_offset", b"wall_clock_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node_id", b"node_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answered", b"answered", "clock_uncertainty", b"clock_uncertainty", "ineligible_reason", b"ineligible_reason", "node_id", b"node_id", "oldest_ready_age", b"oldest_ready_age", "ready_tasks", b"ready_tasks", "version", b"version", "wall_clock_offset", b"wall_clock_offset", "worker_streams", b"worker_streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -185,3 +220,89 @@ class GetClusterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetClusterResponse: _TypeAlias = GetClusterResponse  # noqa: Y015
+
+@_typing.final
+class WatchClusterRequest(_message.Message):
+    """See ClusterService.WatchCluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchClusterRequest: _TypeAlias = WatchClusterRequest  # noqa: Y015
+
+@_typing.final
+class WatchClusterResponse(_message.Message):
+    """See ClusterService.WatchCluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]:
+        """The live nodes: names, addresses, versions and eligibility; nothing that `answered` covers."""
+
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shard]:
+        """All shards: slots, state and leader, and no counts."""
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___Node] | None = ...,
+        shards: _abc.Iterable[Global___Shard] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchClusterResponse: _TypeAlias = WatchClusterResponse  # noqa: Y015
+
+@_typing.final
+class DrainNodeRequest(_message.Message):
+    """See ClusterService.DrainNode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node, by name; any node passes the request on. Required."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
+
+@_typing.final
+class DrainNodeResponse(_message.Message):
+    """See ClusterService.DrainNode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeResponse: _TypeAlias = DrainNodeResponse  # noqa: Y015

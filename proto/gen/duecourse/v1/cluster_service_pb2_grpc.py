@@ -40,6 +40,16 @@ class ClusterServiceStub:
                 request_serializer=duecourse_dot_v1_dot_cluster__service__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=duecourse_dot_v1_dot_cluster__service__pb2.GetClusterResponse.FromString,
                 _registered_method=True)
+        self.WatchCluster = channel.unary_stream(
+                '/duecourse.v1.ClusterService/WatchCluster',
+                request_serializer=duecourse_dot_v1_dot_cluster__service__pb2.WatchClusterRequest.SerializeToString,
+                response_deserializer=duecourse_dot_v1_dot_cluster__service__pb2.WatchClusterResponse.FromString,
+                _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/duecourse.v1.ClusterService/DrainNode',
+                request_serializer=duecourse_dot_v1_dot_cluster__service__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=duecourse_dot_v1_dot_cluster__service__pb2.DrainNodeResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer:
@@ -53,6 +63,22 @@ class ClusterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchCluster(self, request, context):
+        """Tells where the shards are led: at once, and again whenever nodes or leaders change. What the SDKs follow to go
+        straight to a leader. Never ends by itself, but with the node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainNode(self, request, context):
+        """Has a node hand its shards over, one by one, tell its workers, and end. Answers when it has begun; asking again is
+        harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +86,16 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.GetCluster,
                     request_deserializer=duecourse_dot_v1_dot_cluster__service__pb2.GetClusterRequest.FromString,
                     response_serializer=duecourse_dot_v1_dot_cluster__service__pb2.GetClusterResponse.SerializeToString,
+            ),
+            'WatchCluster': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCluster,
+                    request_deserializer=duecourse_dot_v1_dot_cluster__service__pb2.WatchClusterRequest.FromString,
+                    response_serializer=duecourse_dot_v1_dot_cluster__service__pb2.WatchClusterResponse.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=duecourse_dot_v1_dot_cluster__service__pb2.DrainNodeRequest.FromString,
+                    response_serializer=duecourse_dot_v1_dot_cluster__service__pb2.DrainNodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +126,60 @@ class ClusterService:
             '/duecourse.v1.ClusterService/GetCluster',
             duecourse_dot_v1_dot_cluster__service__pb2.GetClusterRequest.SerializeToString,
             duecourse_dot_v1_dot_cluster__service__pb2.GetClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/duecourse.v1.ClusterService/WatchCluster',
+            duecourse_dot_v1_dot_cluster__service__pb2.WatchClusterRequest.SerializeToString,
+            duecourse_dot_v1_dot_cluster__service__pb2.WatchClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duecourse.v1.ClusterService/DrainNode',
+            duecourse_dot_v1_dot_cluster__service__pb2.DrainNodeRequest.SerializeToString,
+            duecourse_dot_v1_dot_cluster__service__pb2.DrainNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,6 +18,14 @@ class ClusterServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCluster: _aio.UnaryUnaryMultiCallable[_cluster_service_pb2.GetClusterRequest, _cluster_service_pb2.GetClusterResponse]
     """Describes the cluster as the answering node sees it."""
+    WatchCluster: _aio.UnaryStreamMultiCallable[_cluster_service_pb2.WatchClusterRequest, _cluster_service_pb2.WatchClusterResponse]
+    """Tells where the shards are led: at once, and again whenever nodes or leaders change. What the SDKs follow to go
+    straight to a leader. Never ends by itself, but with the node.
+    """
+    DrainNode: _aio.UnaryUnaryMultiCallable[_cluster_service_pb2.DrainNodeRequest, _cluster_service_pb2.DrainNodeResponse]
+    """Has a node hand its shards over, one by one, tell its workers, and end. Answers when it has begun; asking again is
+    harmless.
+    """
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators and the SDKs ask a cluster."""
@@ -29,5 +37,25 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_cluster_service_pb2.GetClusterRequest, _abc.Awaitable[_cluster_service_pb2.GetClusterResponse]],
     ) -> _abc.Awaitable[_cluster_service_pb2.GetClusterResponse]:
         """Describes the cluster as the answering node sees it."""
+
+    @_abc_1.abstractmethod
+    def WatchCluster(
+        self,
+        request: _cluster_service_pb2.WatchClusterRequest,
+        context: _aio.ServicerContext[_cluster_service_pb2.WatchClusterRequest, _abc.AsyncIterator[_cluster_service_pb2.WatchClusterResponse]],
+    ) -> _abc.AsyncIterator[_cluster_service_pb2.WatchClusterResponse]:
+        """Tells where the shards are led: at once, and again whenever nodes or leaders change. What the SDKs follow to go
+        straight to a leader. Never ends by itself, but with the node.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainNode(
+        self,
+        request: _cluster_service_pb2.DrainNodeRequest,
+        context: _aio.ServicerContext[_cluster_service_pb2.DrainNodeRequest, _abc.Awaitable[_cluster_service_pb2.DrainNodeResponse]],
+    ) -> _abc.Awaitable[_cluster_service_pb2.DrainNodeResponse]:
+        """Has a node hand its shards over, one by one, tell its workers, and end. Answers when it has begun; asking again is
+        harmless.
+        """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _aio.Server) -> None: ...

@@ -58,6 +58,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A stored record does not decode. DATA_LOSS: an operator has to look."""
     ERROR_REASON_INVARIANT_VIOLATED: _ErrorReason.ValueType  # 16
     """The server broke one of its own invariants. INTERNAL; the metadata's `error_id` finds the log entry."""
+    ERROR_REASON_NODE_NOT_FOUND: _ErrorReason.ValueType  # 17
+    """No live node has this name. NOT_FOUND."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request or an item of a batch was refused. Sent as `google.rpc.ErrorInfo.reason` without the prefix
@@ -100,4 +102,6 @@ ERROR_REASON_RECORD_CORRUPT: ErrorReason.ValueType  # 15
 """A stored record does not decode. DATA_LOSS: an operator has to look."""
 ERROR_REASON_INVARIANT_VIOLATED: ErrorReason.ValueType  # 16
 """The server broke one of its own invariants. INTERNAL; the metadata's `error_id` finds the log entry."""
+ERROR_REASON_NODE_NOT_FOUND: ErrorReason.ValueType  # 17
+"""No live node has this name. NOT_FOUND."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -203,6 +203,8 @@ class StreamAssignmentsResponse(_message.Message):
     LEASE_LOST_FIELD_NUMBER: _builtins.int
     CREDIT_RETURNED_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    DEMAND_FIELD_NUMBER: _builtins.int
+    CLUSTER_CHANGED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """First, and only once."""
@@ -243,6 +245,14 @@ class StreamAssignmentsResponse(_message.Message):
     def draining(self) -> Global___Draining:
         """The node drains: it grants no more; the stream ends when its leases have moved."""
 
+    @_builtins.property
+    def demand(self) -> Global___Demand:
+        """How many tasks wait here for this worker's credit."""
+
+    @_builtins.property
+    def cluster_changed(self) -> Global___ClusterChanged:
+        """Which nodes there are."""
+
     def __init__(
         self,
         *,
@@ -256,12 +266,14 @@ class StreamAssignmentsResponse(_message.Message):
         lease_lost: Global___LeaseLost | None = ...,
         credit_returned: Global___CreditReturned | None = ...,
         draining: Global___Draining | None = ...,
+        demand: Global___Demand | None = ...,
+        cluster_changed: Global___ClusterChanged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel_requested", b"cancel_requested", "credit_returned", b"credit_returned", "draining", b"draining", "event", b"event", "heartbeat", b"heartbeat", "lease_lost", b"lease_lost", "leases_wanted", b"leases_wanted", "outcomes_recorded", b"outcomes_recorded", "term_started", b"term_started", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel_requested", b"cancel_requested", "cluster_changed", b"cluster_changed", "credit_returned", b"credit_returned", "demand", b"demand", "draining", b"draining", "event", b"event", "heartbeat", b"heartbeat", "lease_lost", b"lease_lost", "leases_wanted", b"leases_wanted", "outcomes_recorded", b"outcomes_recorded", "term_started", b"term_started", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel_requested", b"cancel_requested", "credit_returned", b"credit_returned", "draining", b"draining", "event", b"event", "heartbeat", b"heartbeat", "lease_lost", b"lease_lost", "leases_wanted", b"leases_wanted", "outcomes_recorded", b"outcomes_recorded", "term_started", b"term_started", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel_requested", b"cancel_requested", "cluster_changed", b"cluster_changed", "credit_returned", b"credit_returned", "demand", b"demand", "draining", b"draining", "event", b"event", "heartbeat", b"heartbeat", "lease_lost", b"lease_lost", "leases_wanted", b"leases_wanted", "outcomes_recorded", b"outcomes_recorded", "term_started", b"term_started", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["welcome", "assignments", "heartbeat", "term_started", "leases_wanted", "outcomes_recorded", "cancel_requested", "lease_lost", "credit_returned", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["welcome", "assignments", "heartbeat", "term_started", "leases_wanted", "outcomes_recorded", "cancel_requested", "lease_lost", "credit_returned", "draining", "demand", "cluster_changed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1096,3 +1108,79 @@ class Draining(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Draining: _TypeAlias = Draining  # noqa: Y015
+
+@_typing.final
+class Demand(_message.Message):
+    """Tells the worker where work waits, so that it can move idle credit there from its other streams. A hint: sent when it
+    begins, changes much or ends, and not more often than every 50 ms.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITING_FIELD_NUMBER: _builtins.int
+    waiting: _builtins.int
+    """How many due tasks that this worker could take wait on this node for lack of credit. 0: none any more."""
+    def __init__(
+        self,
+        *,
+        waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Demand: _TypeAlias = Demand  # noqa: Y015
+
+@_typing.final
+class WorkerNode(_message.Message):
+    """A node that workers connect to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """Its name."""
+    address: _builtins.str
+    """Where workers reach it, host:port."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerNode: _TypeAlias = WorkerNode  # noqa: Y015
+
+@_typing.final
+class ClusterChanged(_message.Message):
+    """Follows Welcome, and comes again whenever nodes come or go. The worker opens a stream to each that it has none to; it
+    drops the stream to one that is gone when that stream ends.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerNode]:
+        """All live nodes, the sender included."""
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___WorkerNode] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterChanged: _TypeAlias = ClusterChanged  # noqa: Y015

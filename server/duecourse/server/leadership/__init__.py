@@ -4,8 +4,11 @@
 `Terms` take them. `solo` is for one node alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Never, Protocol
+
+from duecourse.model.instants import Micros
 
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.storage import RaiseRefused, ShardRow, Stale
@@ -19,6 +22,43 @@ class Superseded(Exception):
             f"shard {shard} was taken by another node: epoch {epoch}, holder {holder.hex()}. Two solo nodes were"
             " pointed at one store; stop one of them"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A live node, as it describes itself to the others."""
+
+    node_id: str
+    address: str
+    """Where clients and workers reach it."""
+    peer_address: str
+    """Where the other nodes reach it; empty: nowhere, it is alone."""
+    version: str
+    ineligible_reason: str = ""
+    """Why it is to lead nothing: it drains, or is without its store. Empty: it is eligible."""
+    failing_shards: frozenset[ShardId] = frozenset()
+    """Shards that it cannot load, for the time being."""
+    wall_clock_offset: Micros = 0
+    """Its own wall clock minus the cluster clock as it knows it."""
+
+
+class ClusterView(Protocol):
+    """Who is there and who leads, as far as this node knows. Hints, like all of coordination."""
+
+    coordination: str
+    """As the shard rows hold it."""
+
+    def members(self) -> Sequence[Member]:
+        """Return the live nodes by name, this one included."""
+        ...
+
+    def leader(self, shard: ShardId) -> Member | None:
+        """Return who leads a shard, or is about to; None: nobody, or nobody knows."""
+        ...
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Have a listener called whenever members or leaders have changed, on the node's event loop."""
+        ...
 
 
 class Taking(Protocol):
