@@ -109,6 +109,12 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    for address in addresses:
+        host_and_port(address)
+    return addresses
+
+
 def _check_name(name: str) -> str:
     if not names.is_name(name):
         raise ValueError(f"1 to {bounds.MAX_NAME_BYTES} characters of {names.ALPHABET} are wanted")
@@ -184,7 +190,9 @@ class Settings(BaseSettings):
         default=CoordinationKind.SOLO,
         description="How nodes agree who leads which shard: solo, one node alone, or etcd.",
     )
-    etcd_endpoints: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split_list)] = Field(
+    etcd_endpoints: Annotated[
+        tuple[str, ...], NoDecode, BeforeValidator(_split_list), AfterValidator(_check_addresses)
+    ] = Field(
         default=(),
         description="Members of etcd, host:port, separated by commas.",
     )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Never, Protocol
 
 from duecourse.model.instants import Micros
-
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.storage import RaiseRefused, ShardRow, Stale
 
