@@ -23,7 +23,7 @@ from duecourse.model.instants import Micros
 from duecourse.server import config, config_listing
 from duecourse.server.config import Settings, StoreKind
 from duecourse.server.failpoints import Failpoints
-from duecourse.server.leadership import Superseded
+from duecourse.server.leadership import Member, Superseded
 from duecourse.server.leadership.solo import Solo
 from duecourse.server.rpc import ClusterDescription, NodeDescription
 from duecourse.server.rpc.calls import Calls
@@ -104,8 +104,9 @@ class Node:
         self._version = metadata.version("duecourse")
         self._address = settings.api_listen
         metrics = Metrics(node_id=settings.node_id, version=self._version)
+        self._leadership = leadership = Solo(self._member())
         self._scheduler = scheduler = Scheduler(
-            _options(settings), store, rows, Solo(), clock, metrics, Failpoints(settings.failpoints)
+            _options(settings), store, rows, leadership, clock, metrics, Failpoints(settings.failpoints)
         )
         calls = Calls(metrics)
         loop = scheduler.loop
@@ -138,6 +139,7 @@ class Node:
     async def _serve(self, told_to_end: asyncio.Event, admin_port: int) -> Never:
         port = await self._server.start(self._settings.api_listen)
         self._address = self._settings.advertised_address(port)
+        self._leadership.introduce(self._member())
         try:
             async with asyncio.TaskGroup() as group:
                 ready = group.create_task(self._announce_ready(admin_port), name="announce ready")
@@ -163,6 +165,9 @@ class Node:
         self._scheduler.begin_drain()
         await self._scheduler.finish_drain(until)
         await self._server.stop(max(_STEP, until - self._clock.elapsed()))
+
+    def _member(self) -> Member:
+        return Member(node_id=self._settings.node_id, address=self._address, peer_address="", version=self._version)
 
     def _describe(self) -> ClusterDescription:
         return self._scheduler.describe(NodeDescription(self._settings.node_id, self._address, self._version))

@@ -13,7 +13,7 @@ from duecourse.model.instants import Micros
 from duecourse.server.core.shard import ShardOptions
 from duecourse.server.core.task import Epoch
 from duecourse.server.failpoints import Failpoints
-from duecourse.server.leadership import Leadership
+from duecourse.server.leadership import ClusterView, Leadership
 from duecourse.server.maintenance import audit, retention
 from duecourse.server.rpc import ClusterDescription, NodeDescription, ShardDescription, ShardStanding
 from duecourse.server.shards.buckets import Horizon
@@ -66,6 +66,7 @@ class Scheduler:
         self._clock = clock
         self._metrics = metrics
         self._is_draining = False
+        self.view: ClusterView = leadership
         self.loop = loop = Loop(clock, len(rows), options.lease, options.head, metrics, failpoints)
         shard_options = ShardOptions(options.node_id, options.lease, options.heartbeat, options.head)
         self.terms = terms = Terms(store, loop, leadership, shard_options, options.horizon, metrics)

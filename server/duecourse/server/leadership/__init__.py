@@ -68,11 +68,12 @@ class Taking(Protocol):
         ...
 
 
-class Leadership(Protocol):
-    """See the module's docstring."""
+class Leadership(ClusterView, Protocol):
+    """See the module's docstring. Who leads is also who knows of the others: it is the node's view of the cluster."""
 
-    coordination: str
-    """As the shard rows hold it."""
+    def introduce(self, member: Member) -> None:
+        """Make this node known under addresses that are served from now on, or known anew when they have changed."""
+        ...
 
     def ended(self, shard: ShardId) -> None:
         """Note that a term of this node is over, though nobody else has begun one."""

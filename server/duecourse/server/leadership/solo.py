@@ -5,25 +5,47 @@ started: this one gives up.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Never
+from collections.abc import Callable, Sequence
+from typing import Final, Never
 
 from duecourse.server.core.task import ShardId
-from duecourse.server.leadership import Superseded, Taking
+from duecourse.server.leadership import Member, Superseded, Taking
 from duecourse.server.storage import RaiseRefused, ShardRow, Stale
 
-COORDINATION = "solo"
+COORDINATION: Final = "solo"
+NOWHERE: Final = Member(node_id="", address="", peer_address="", version="")
+"""A node that nobody reaches over a network."""
 
 
 class Solo:
-    """Leads everything. Implements `Leadership`."""
+    """Leads everything, and is the only member that it knows of. Implements `Leadership`."""
 
     coordination = COORDINATION
 
-    def __init__(self) -> None:
+    def __init__(self, member: Member = NOWHERE) -> None:
+        self._member = member
+        self._listeners: list[Callable[[], None]] = []
         self._ended: list[ShardId] = []
         self._superseded: Superseded | None = None
         self._news = asyncio.Event()
+
+    def introduce(self, member: Member) -> None:
+        """Be known under other addresses."""
+        self._member = member
+        for listener in self._listeners:
+            listener()
+
+    def members(self) -> Sequence[Member]:
+        """Return this node."""
+        return [self._member]
+
+    def leader(self, shard: ShardId) -> Member | None:
+        """Return this node."""
+        return self._member
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Have a listener called when this node is introduced."""
+        self._listeners.append(listener)
 
     def ended(self, shard: ShardId) -> None:
         """Take the shard again."""
