@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from faults.cluster import Cluster
 
-from duecourse.cli.solo.children import Nursery
+from duecourse.cli.launcher.children import Nursery
 from duecourse.server.storage.embedded import EmbeddedPostgres
 
 _IS_LONG = os.environ.get("DUECOURSE_FAULTS") == "long"

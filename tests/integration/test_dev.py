@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from duecourse import client as sdk
-from duecourse.cli.solo import cluster
+from duecourse.cli.launcher import cluster
 from duecourse.model import bounds
 from duecourse.timing.clock import SystemClock
 

@@ -29,7 +29,7 @@ def dev(
     Ctrl-C stops everything that was started; the data is kept.
     Ends with 1 if something did not start or ended by itself.
     """
-    from duecourse.cli.solo import running
+    from duecourse.cli.launcher import running
 
     raise typer.Exit(running.run(_dev(data or default_folder(), port, admin_port), when_interrupted=0))
 
@@ -43,7 +43,7 @@ def default_folder() -> Path:
 
 
 async def _dev(folder: Path, port: int, admin_port: int) -> int:
-    from duecourse.cli.solo import children, cluster, running
+    from duecourse.cli.launcher import children, cluster, running
     from duecourse.timing.clock import SystemClock
 
     for name, wanted in (("port", port), ("admin-port", admin_port)):
@@ -60,19 +60,19 @@ async def _dev(folder: Path, port: int, admin_port: int) -> int:
     output.tell(f"data: {folder} (kept between runs)")
     try:
         with children.Nursery() as nursery:
-            async with cluster.SoloCluster(
+            async with cluster.LocalCluster(
                 nursery, folder, api_port=port, admin_port=admin_port, settings=settings, tell=output.tell
             ) as solo:
                 _welcome(solo.address, solo.admin_port)
                 while (ended := solo.what_ended()) is None:
                     await clock.sleep(100 * bounds.MILLISECOND)
                 return exits.fail(f"{ended}; stopping the rest")
-    except (cluster.SoloError, OSError) as error:
+    except (cluster.LaunchError, OSError) as error:
         return running.fail(error)
 
 
 def _welcome(address: str, admin_port: int) -> None:
-    from duecourse.cli.solo.cluster import HOST
+    from duecourse.cli.launcher.cluster import HOST
 
     lines = [
         "",

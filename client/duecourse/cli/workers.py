@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duecourse.cli import connection, exits, log_lines, output
-from duecourse.cli.solo import running
+from duecourse.cli.launcher import running
 
 if TYPE_CHECKING:
     from duecourse.worker import Worker

@@ -17,8 +17,8 @@ from duecourse.cli.bench import usage
 from duecourse.cli.bench.meter import Meter
 from duecourse.cli.bench.records import TASK_TYPE, Phase, Records
 from duecourse.cli.bench.sending import Sender
-from duecourse.cli.solo.children import Child, Nursery
-from duecourse.cli.solo.cluster import SoloCluster, SoloError
+from duecourse.cli.launcher.children import Child, Nursery
+from duecourse.cli.launcher.cluster import LaunchError, LocalCluster
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import SystemClock
@@ -102,7 +102,7 @@ class Laboratory:
     """A cluster with everything around it."""
 
     def __init__(
-        self, nursery: Nursery, folder: Path, client: sdk.Client, setup: Setup, solo: SoloCluster | None, meter: Meter
+        self, nursery: Nursery, folder: Path, client: sdk.Client, setup: Setup, solo: LocalCluster | None, meter: Meter
     ) -> None:
         self.client = client
         self.setup = setup
@@ -114,10 +114,10 @@ class Laboratory:
         self._crews: list[Crew] = []
 
     @property
-    def solo(self) -> SoloCluster:
+    def solo(self) -> LocalCluster:
         """The cluster, if it is our own."""
         if self._solo is None:
-            raise SoloError("this bench kills and measures its node: it cannot run against --address")
+            raise LaunchError("this bench kills and measures its node: it cannot run against --address")
         return self._solo
 
     def sender(self, name: str, first: int = 0) -> Sender:
@@ -146,7 +146,7 @@ class Laboratory:
         crew = Crew(children, records)
         self._crews.append(crew)
         if not await self.until(lambda: crew.are_in(Phase.LOADED), _WORKER_LIMIT):
-            raise SoloError("the workers did not start")
+            raise LaunchError("the workers did not start")
         return crew
 
     async def let_in(self, crew: Crew) -> None:
@@ -157,7 +157,7 @@ class Laboratory:
         while (await self.client.cluster()).worker_streams < before + len(crew.pids):
             self.check()
             if waited >= _WORKER_LIMIT:
-                raise SoloError("the workers did not connect")
+                raise LaunchError("the workers did not connect")
             await self.clock.sleep(_LOOK_EVERY)
             waited += _LOOK_EVERY
 
@@ -165,10 +165,10 @@ class Laboratory:
         """Have a crew disconnect once everything is recorded."""
         crew.say(b"stop")
         if not await self.until(lambda: crew.are_in(Phase.ENDED), _WORKER_LIMIT):
-            raise SoloError("the workers did not end")
+            raise LaunchError("the workers did not end")
 
     async def until(self, condition: Callable[[], bool], limit: Micros) -> bool:
-        """Wait for a condition; False if the time was over first. Raises SoloError when something has ended."""
+        """Wait for a condition; False if the time was over first. Raises LaunchError when something has ended."""
         end = self.clock.elapsed() + limit
         while not condition():
             self.check()
@@ -187,13 +187,13 @@ class Laboratory:
         return await self.until(has_started, limit)
 
     def check(self) -> None:
-        """Raise SoloError if the cluster or a worker has ended by itself."""
+        """Raise LaunchError if the cluster or a worker has ended by itself."""
         reasons = [crew.what_ended() for crew in self._crews]
         if self._solo is not None:
             reasons.append(self._solo.what_ended())
         for reason in reasons:
             if reason is not None:
-                raise SoloError(f"{reason}{self._worker_logs()}")
+                raise LaunchError(f"{reason}{self._worker_logs()}")
 
     def cpu(self) -> dict[str, Micros]:
         """Return what everybody has used so far; empty if it cannot be known."""
@@ -234,7 +234,7 @@ async def opened(setup: Setup, meter: Meter) -> AsyncIterator[Laboratory]:
             async with _inside(nursery, folder, setup, setup.address, None, meter) as laboratory:
                 yield laboratory
             return
-        solo = SoloCluster(
+        solo = LocalCluster(
             nursery,
             folder / "data",
             store=setup.store,
@@ -248,7 +248,7 @@ async def opened(setup: Setup, meter: Meter) -> AsyncIterator[Laboratory]:
 
 @asynccontextmanager
 async def _inside(
-    nursery: Nursery, folder: Path, setup: Setup, address: str, solo: SoloCluster | None, meter: Meter
+    nursery: Nursery, folder: Path, setup: Setup, address: str, solo: LocalCluster | None, meter: Meter
 ) -> AsyncIterator[Laboratory]:
     async with sdk.Client(address) as client:
         laboratory = Laboratory(nursery, folder, client, setup, solo, meter)

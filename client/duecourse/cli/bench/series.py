@@ -12,8 +12,8 @@ from duecourse.cli.bench import figures, laboratory, machine
 from duecourse.cli.bench.figures import Figures
 from duecourse.cli.bench.laboratory import Laboratory, Setup
 from duecourse.cli.bench.meter import Meter
-from duecourse.cli.solo import running
-from duecourse.cli.solo.cluster import SoloError
+from duecourse.cli.launcher import running
+from duecourse.cli.launcher.cluster import LaunchError
 from duecourse.timing.clock import SystemClock
 
 
@@ -47,7 +47,7 @@ async def _run(
                     meter.say(f"repeat {number} of {repeat}")
                 async with laboratory.opened(setup, meter) as lab:
                     repeats.append(await measure(lab))
-    except SoloError as error:
+    except LaunchError as error:
         return running.fail(error)
     except sdk.DuecourseError as failure:
         return exits.fail(exits.explain(failure, setup.address or "the cluster"), exits.of(failure))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from duecourse.cli.bench.records import TASK_TYPE, Phase, Records
-from duecourse.cli.solo import running
+from duecourse.cli.launcher import running
 from duecourse.timing.clock import SystemClock
 from duecourse.worker import TaskContext, Worker
 

@@ -27,6 +27,6 @@ def demo(
     # The calls that a killed scheduler leaves behind are expected.
     connection.quieten()
     from duecourse.cli.demo import story
-    from duecourse.cli.solo import running
+    from duecourse.cli.launcher import running
 
     raise typer.Exit(running.run(story.tell(tasks, seconds, keep=keep, as_json=json_output)))

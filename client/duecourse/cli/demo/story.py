@@ -16,9 +16,9 @@ from duecourse.cli import exits, output
 from duecourse.cli.demo import evidence, report
 from duecourse.cli.demo.reminders import TASK_TYPE
 from duecourse.cli.demo.stage import Stage
-from duecourse.cli.solo import running
-from duecourse.cli.solo.children import Child, Nursery
-from duecourse.cli.solo.cluster import SoloCluster, SoloError
+from duecourse.cli.launcher import running
+from duecourse.cli.launcher.children import Child, Nursery
+from duecourse.cli.launcher.cluster import LaunchError, LocalCluster
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import Clock, SystemClock
@@ -44,7 +44,7 @@ async def tell(tasks: int, seconds: int, *, keep: bool, as_json: bool) -> int:
         if as_json:
             output.say_json(report.as_object(verdict, outage))
         return 0 if verdict.is_kept else 1
-    except SoloError as error:
+    except LaunchError as error:
         return running.fail(error)
     except sdk.DuecourseError as failure:
         return exits.fail(exits.explain(failure, "the demonstration's node"), exits.of(failure))
@@ -72,7 +72,7 @@ class Play:
         """Play it; returns what the worker's file proves, and what was done to the scheduler."""
         log = self._folder / "node.log"
         settings = {"drain": "1s", "log_format": "json"}
-        async with SoloCluster(
+        async with LocalCluster(
             self._nursery, self._folder / "data", settings=settings, node_log=log, tell=self._stage.say
         ) as solo:
             worker = self._start_worker(solo.address)
@@ -114,7 +114,7 @@ class Play:
         )
         refusals = [result for result in results if isinstance(result, sdk.DuecourseError)]
         if refusals:
-            raise SoloError(f"{len(refusals):,} submissions were not acknowledged, the first because: {refusals[0]}")
+            raise LaunchError(f"{len(refusals):,} submissions were not acknowledged, the first because: {refusals[0]}")
         took = (self._clock.elapsed() - began) / bounds.SECOND
         self._stage.say(
             f"submitted {self._tasks:,} reminders in {took:.2f} s, all acknowledged; the first is due"
@@ -123,12 +123,12 @@ class Play:
         return run_at
 
     async def _break_in_the_middle(
-        self, solo: SoloCluster, client: sdk.Client, worker: Child, run_at: Mapping[str, Micros]
+        self, solo: LocalCluster, client: sdk.Client, worker: Child, run_at: Mapping[str, Micros]
     ) -> report.Outage:
         middle = (min(run_at.values()) + max(run_at.values())) // 2
         while self._clock.now().latest < middle:
             if (ended := solo.what_ended()) is not None:
-                raise SoloError(ended)
+                raise LaunchError(ended)
             self._show(worker, run_at)
             await self._clock.sleep(_LOOK_EVERY)
         killed_at = self._clock.now().latest
@@ -161,7 +161,7 @@ class Play:
         """Show where it stands; returns how many tasks the worker's file names."""
         if not worker.is_running:
             log = (self._folder / "worker.log").read_text(errors="replace")
-            raise SoloError(f"the worker {worker.how_it_ended()}; the end of its log:\n{log[-2_000:].strip()}")
+            raise LaunchError(f"the worker {worker.how_it_ended()}; the end of its log:\n{log[-2_000:].strip()}")
         complete_lines = self._file.read_text().rpartition("\n")[0].splitlines()
         run = len({line.partition(" ")[0] for line in complete_lines})
         now = self._clock.now().latest

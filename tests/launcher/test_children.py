@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from duecourse.cli.solo.children import Nursery
+from duecourse.cli.launcher.children import Nursery
 from duecourse.model import bounds
 from duecourse.timing.clock import SystemClock
 
 OWNER = """
 import os, signal, sys
-from duecourse.cli.solo.children import Nursery
+from duecourse.cli.launcher.children import Nursery
 with Nursery() as nursery:
     child = nursery.spawn("child", [sys.executable, "-S", "-c", "import signal; signal.pause()"])
     print(child.pid, flush=True)

@@ -1,4 +1,4 @@
-"""`SoloCluster`: an embedded Postgres, migrated, and one node as a child process that can be killed and started again.
+"""`LocalCluster`: an embedded Postgres, migrated, and one node as a child process that can be killed and started again.
 
 A child that ends by itself is a failure that says what ended and how; the node's log, where it has one, tells why.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Self
 
-from duecourse.cli.solo.children import Child, Nursery
+from duecourse.cli.launcher.children import Child, Nursery
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import SystemClock
@@ -29,11 +29,11 @@ _READY_LIMIT: Final = 60 * bounds.SECOND
 _LOG_SHOWN: Final = 2_000
 
 
-class SoloError(Exception):
+class LaunchError(Exception):
     """The cluster does not start or has ended; the message says what happened and what to do."""
 
 
-class SoloCluster:
+class LocalCluster:
     """One node and its store on this machine; as an async context manager it is ready inside."""
 
     def __init__(
@@ -108,9 +108,9 @@ class SoloCluster:
         )
         while not await is_ready(self.admin_port):
             if not node.is_running:
-                raise SoloError(f"the node {node.how_it_ended()}{self._end_of_log()}")
+                raise LaunchError(f"the node {node.how_it_ended()}{self._end_of_log()}")
             if self._clock.elapsed() - began > _READY_LIMIT:
-                raise SoloError(f"the node is not ready after a minute{self._end_of_log()}")
+                raise LaunchError(f"the node is not ready after a minute{self._end_of_log()}")
             await self._clock.sleep(_LOOK_EVERY)
         return self._clock.elapsed() - began
 
@@ -140,13 +140,13 @@ class SoloCluster:
         try:
             await stack.enter_async_context(postgres)
         except embedded.EmbeddedPostgresError as error:
-            raise SoloError(str(error)) from error
+            raise LaunchError(str(error)) from error
         self._tell("migrating the store")
         storage = importlib.import_module("duecourse.server.storage")
         try:
             await migrate.migrate(postgres.dsn)
         except (storage.StoreUnavailable, storage.StoreRefused) as error:
-            raise SoloError(f"the store in {self._folder} cannot be used: {error} (--data names another)") from error
+            raise LaunchError(f"the store in {self._folder} cannot be used: {error} (--data names another)") from error
 
     def _environment(self) -> dict[str, str]:
         settings = {
@@ -176,7 +176,7 @@ def _import_server() -> tuple[ModuleType, ModuleType]:
         )
     except ModuleNotFoundError as error:
         message = f"{error.name} is not installed: pip install 'duecourse[server,embedded]'"
-        raise SoloError(message) from error
+        raise LaunchError(message) from error
 
 
 def free_port() -> int:

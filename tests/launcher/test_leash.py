@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from duecourse.cli.solo import leash
+from duecourse.cli.launcher import leash
 
 NOW = 0.0
 READY = "import signal, sys; {}; print('ready', flush=True); signal.pause()"

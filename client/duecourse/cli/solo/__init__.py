@@ -1,4 +1,0 @@
-"""A solo cluster on this machine, for `duecourse dev`, `demo` and `bench`: Postgres, a node and workers as children.
-
-Nothing that is started here outlives the process that started it, however that process ends: see `leash`.
-"""
