@@ -66,8 +66,23 @@ def describe_cluster(message: cluster_service_pb2.GetClusterResponse) -> cluster
     return cluster.Cluster(
         coordination=message.coordination,
         answering_node=message.answering_node,
-        nodes=tuple(cluster.Node(node.node_id, node.address, node.version) for node in message.nodes),
+        nodes=tuple(map(_node, message.nodes)),
         shards=tuple(map(_shard, message.shards)),
+        worker_streams=message.worker_streams,
+    )
+
+
+def _node(message: cluster_service_pb2.Node) -> cluster.Node:
+    return cluster.Node(
+        node_id=message.node_id,
+        address=message.address,
+        version=message.version,
+        ineligible_reason=message.ineligible_reason,
+        answered=message.answered,
+        wall_clock_offset=_duration(message.wall_clock_offset),
+        clock_uncertainty=_duration(message.clock_uncertainty),
+        ready_tasks=message.ready_tasks,
+        oldest_ready_age=_duration(message.oldest_ready_age),
         worker_streams=message.worker_streams,
     )
 

@@ -197,6 +197,15 @@ class Client:
         response = await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=False))
         return answers.describe_cluster(response)
 
+    async def drain_node(self, node_id: str, *, timeout: timedelta | None = None) -> None:
+        """Have a node hand its shards over and end; returns once it has begun. Asking again is harmless."""
+        request = cluster_service_pb2.DrainNodeRequest(node_id=node_id)
+
+        async def attempt(route: Route, seconds: float) -> cluster_service_pb2.DrainNodeResponse:
+            return await route.cluster.DrainNode(request, timeout=seconds)
+
+        await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=False))
+
     def _micros(self, timeout: timedelta | None) -> Micros:
         return _to_micros(self._timeout if timeout is None else timeout)
 

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from datetime import timedelta
 
 
 class ShardState(enum.StrEnum):
@@ -12,13 +13,27 @@ class ShardState(enum.StrEnum):
     LED = "led"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A scheduler process."""
 
     node_id: str
     address: str
     version: str
+    ineligible_reason: str = ""
+    """Why it leads no shards or is to lose them; empty if it is eligible."""
+    answered: bool = False
+    """It told what follows by itself, in time; otherwise nothing of it is known."""
+    wall_clock_offset: timedelta = timedelta()
+    """Its own wall clock minus the cluster clock."""
+    clock_uncertainty: timedelta = timedelta()
+    """How far off the cluster clock may be, as it knows it."""
+    ready_tasks: int = 0
+    """How many tasks in its memory are due and wait for a worker."""
+    oldest_ready_age: timedelta = timedelta()
+    """How long the oldest of them has been due."""
+    worker_streams: int = 0
+    """How many worker streams are open to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
