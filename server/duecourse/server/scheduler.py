@@ -5,7 +5,7 @@ It runs on any event loop and any clock, so that a simulation runs the very same
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Never
 
 from duecourse.model import bounds
@@ -142,6 +142,15 @@ class Scheduler:
                 shards.append(ShardDescription(*place, ShardStanding.LOADING, node.node_id, loading, 0, 0))
             else:
                 shards.append(ShardDescription(*place, ShardStanding.UNLED, "", Epoch(0), 0, 0))
+        now = self._clock.now()
+        ready, age = self.loop.ready()
+        node = replace(
+            node,
+            clock_uncertainty=(now.latest - now.earliest) // 2,
+            ready_tasks=ready,
+            oldest_ready_age=age,
+            worker_streams=self.hub.streams,
+        )
         return ClusterDescription(self._leadership.coordination, node.node_id, [node], shards, self.hub.streams)
 
     async def _beat(self) -> Never:

@@ -16,6 +16,7 @@
     ├── Overloaded              too much waits already
     ├── Draining                the node shuts down
     ├── RecordCorrupt           the stored record does not decode
+    ├── NodeNotFound            no live node has this name
     └── InvariantViolated       our own mistake
 """
 
@@ -115,6 +116,13 @@ class RecordCorrupt(DomainError):
     """The stored record does not decode."""
 
     task_id: str
+
+
+@dataclass
+class NodeNotFound(DomainError):
+    """No live node has this name."""
+
+    node_id: str
 
 
 @dataclass

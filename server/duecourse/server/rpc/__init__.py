@@ -51,6 +51,17 @@ class NodeDescription:
     node_id: str
     address: str
     version: str
+    ineligible_reason: str = ""
+    """Why it is to lead nothing; empty: it is eligible."""
+    has_answered: bool = True
+    """Whether it has told what follows."""
+    wall_clock_offset: Micros = 0
+    """Its own wall clock minus the cluster clock."""
+    clock_uncertainty: Micros = 0
+    """Half the width of the interval in which the cluster clock lies, as it knows it."""
+    ready_tasks: int = 0
+    oldest_ready_age: Micros = 0
+    worker_streams: int = 0
 
 
 @dataclass(frozen=True, slots=True)

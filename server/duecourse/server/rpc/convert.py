@@ -82,7 +82,8 @@ class Submissions:
         uid = uuid_utils.uuid7()
         task_id = task.task_id
         if not task_id:
-            task_id = str(uid)
+            # Kept in the request: passed on to another node, or tried again, it is the same submission.
+            task_id = task.task_id = str(uid)
         elif not is_name(task_id):
             raise InvalidField("task_id", _NAME_PROBLEM)
         names = (namespace, task.queue, task.task_type, task.priority, task.fairness_key)

@@ -9,7 +9,7 @@ from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core import effects, task
 from duecourse.server.core.errors import DomainError
-from duecourse.server.rpc import ClusterDescription, ShardStanding, status
+from duecourse.server.rpc import ClusterDescription, NodeDescription, ShardStanding, status
 from duecourse.server.storage import CorruptRecord, StoredTask
 from duecourse.v1 import cluster_service_pb2, task_pb2, task_service_pb2
 
@@ -97,7 +97,7 @@ def cluster(description: ClusterDescription) -> cluster_service_pb2.GetClusterRe
         worker_streams=description.worker_streams,
     )
     for node in description.nodes:
-        response.nodes.add(node_id=node.node_id, address=node.address, version=node.version)
+        _set_node(response.nodes.add(), node)
     for shard in description.shards:
         response.shards.add(
             shard=shard.shard,
@@ -110,6 +110,20 @@ def cluster(description: ClusterDescription) -> cluster_service_pb2.GetClusterRe
             leases=shard.leases,
         )
     return response
+
+
+def _set_node(message: cluster_service_pb2.Node, node: NodeDescription) -> None:
+    message.node_id = node.node_id
+    message.address = node.address
+    message.version = node.version
+    message.ineligible_reason = node.ineligible_reason
+    message.answered = node.has_answered
+    if node.has_answered:
+        message.wall_clock_offset.FromMicroseconds(node.wall_clock_offset)
+        message.clock_uncertainty.FromMicroseconds(node.clock_uncertainty)
+        message.ready_tasks = node.ready_tasks
+        message.oldest_ready_age.FromMicroseconds(node.oldest_ready_age)
+        message.worker_streams = node.worker_streams
 
 
 def _set_policy(message: task_pb2.Task, policy: task.Policy) -> None:
