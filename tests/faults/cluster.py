@@ -28,7 +28,7 @@ from faults.recording_client import Ask, RecordingClient
 
 from duecourse import client as sdk
 from duecourse.cli.launcher.children import Child, Nursery
-from duecourse.cli.launcher.cluster import HOST, is_ready
+from duecourse.cli.launcher.ports import HOST, is_ready
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import SystemClock

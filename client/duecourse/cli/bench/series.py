@@ -13,7 +13,7 @@ from duecourse.cli.bench.figures import Figures
 from duecourse.cli.bench.laboratory import Laboratory, Setup
 from duecourse.cli.bench.meter import Meter
 from duecourse.cli.launcher import running
-from duecourse.cli.launcher.cluster import LaunchError
+from duecourse.cli.launcher.errors import LaunchError
 from duecourse.timing.clock import SystemClock
 
 

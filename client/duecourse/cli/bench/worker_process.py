@@ -1,7 +1,7 @@
 """The bench's worker, a process of its own that runs handlers which do nothing but record when they began.
 
-`python -m duecourse.cli.bench.worker_process ADDRESS SLOTS RECORDS QUEUE...`: it maps the file of records, waits for a
-line on its standard input, connects, and goes on until the next line or the end of input.
+`python -m duecourse.cli.bench.worker_process ADDRESSES SLOTS RECORDS QUEUE...`: it maps the file of records, waits for
+a line on its standard input, connects, and goes on until the next line or the end of input.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ def main(address: str, slots: str, path: str, *queues: str) -> None:
     """Be a worker."""
     clock = SystemClock()
     records = Records.open(Path(path))
-    worker = Worker([address], queues=queues, slots=int(slots))
+    worker = Worker(address.split(","), queues=queues, slots=int(slots))
     append, now = records.append, clock.now
 
     async def record(context: TaskContext) -> None:

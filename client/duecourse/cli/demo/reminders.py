@@ -1,4 +1,4 @@
-"""The demonstration's worker, a process of its own: `python -m duecourse.cli.demo.reminders ADDRESS QUEUE FILE`.
+"""The demonstration's worker, a process of its own: `python -m duecourse.cli.demo.reminders ADDRESSES QUEUE FILE`.
 
 The first thing that its handler does is to append one line to the file, in one write.
 """
@@ -17,10 +17,10 @@ HANDLER_TIME: Final = 50 * bounds.MILLISECOND
 """How long a reminder takes to deliver, so that some are under way whenever the scheduler dies."""
 
 
-async def run(address: str, queue: str, file: str) -> None:
+async def run(addresses: str, queue: str, file: str) -> None:
     """Write down every start until SIGTERM."""
     clock = SystemClock()
-    worker = Worker([address], queues=[queue], slots=200)
+    worker = Worker(addresses.split(","), queues=[queue], slots=200)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     async def remind(context: TaskContext) -> None:

@@ -18,7 +18,8 @@ from duecourse.cli.demo.reminders import TASK_TYPE
 from duecourse.cli.demo.stage import Stage
 from duecourse.cli.launcher import running
 from duecourse.cli.launcher.children import Child, Nursery
-from duecourse.cli.launcher.cluster import LaunchError, LocalCluster
+from duecourse.cli.launcher.cluster import LocalCluster
+from duecourse.cli.launcher.errors import LaunchError
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import Clock, SystemClock
@@ -70,10 +71,9 @@ class Play:
 
     async def run(self) -> tuple[evidence.Verdict, report.Outage]:
         """Play it; returns what the worker's file proves, and what was done to the scheduler."""
-        log = self._folder / "node.log"
         settings = {"drain": "1s", "log_format": "json"}
         async with LocalCluster(
-            self._nursery, self._folder / "data", settings=settings, node_log=log, tell=self._stage.say
+            self._nursery, self._folder / "data", settings=settings, logs=self._folder, tell=self._stage.say
         ) as solo:
             worker = self._start_worker(solo.address)
             self._stage.say(f"a cluster of one node serves on {solo.address}; a worker connects to it")

@@ -1,14 +1,13 @@
-"""`LocalCluster`: an embedded Postgres, migrated, and one node as a child process that can be killed and started again.
+"""`LocalCluster`: an embedded Postgres, migrated, an etcd if there is more than one node, and the nodes, as children.
 
 A child that ends by itself is a failure that says what ended and how; the node's log, where it has one, tells why.
+What the store holds goes with the coordination that it was written under: it is stamped anew, by `duecourse store
+rebind`'s own means, when a folder that one node was run on is run with several, and the other way round.
 """
 
 import asyncio
 import importlib
-import os
 import signal
-import socket
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,25 +15,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, Self
 
 from duecourse.cli.launcher.children import Child, Nursery
-from duecourse.model import bounds
+from duecourse.cli.launcher.coordinator import LocalEtcd
+from duecourse.cli.launcher.errors import LaunchError
+from duecourse.cli.launcher.nodes import LocalNode
+from duecourse.cli.launcher.ports import free_port
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import SystemClock
 
 if TYPE_CHECKING:
     from duecourse.server.storage.embedded import EmbeddedPostgres
 
-HOST: Final = "127.0.0.1"
-_LOOK_EVERY: Final = 10 * bounds.MILLISECOND
-_READY_LIMIT: Final = 60 * bounds.SECOND
-_LOG_SHOWN: Final = 2_000
-
-
-class LaunchError(Exception):
-    """The cluster does not start or has ended; the message says what happened and what to do."""
+PORT_STEP: Final = 10
+"""The second node's ports are so much above the first one's, where those were given."""
 
 
 class LocalCluster:
-    """One node and its store on this machine; as an async context manager it is ready inside."""
+    """Nodes and what they stand on, on this machine; as an async context manager they are ready inside."""
 
     def __init__(
         self,
@@ -42,36 +38,54 @@ class LocalCluster:
         folder: Path,
         *,
         store: str = "postgres",
+        nodes: int = 1,
+        coordination: str | None = None,
         api_port: int = 0,
         admin_port: int = 0,
         settings: Mapping[str, str] | None = None,
-        node_log: Path | None = None,
+        logs: Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take the settings of the node, by name, and where its output goes: without `node_log`, where ours goes."""
+        """Take the settings of all nodes, by name, and the folder of their logs: without one, they go where ours go.
+
+        Without a `coordination`, one node is solo, and more agree by etcd.
+        """
         self._nursery = nursery
         self._folder = folder
         self._store = store
+        self._coordination = coordination or ("solo" if nodes == 1 else "etcd")
         self._settings = dict(settings or {})
-        self._node_log = node_log
         self._tell = tell
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
         self._postgres: EmbeddedPostgres | None = None
-        self._node: Child | None = None
-        self.api_port = api_port or free_port()
-        self.admin_port = admin_port or free_port()
+        self._etcd: LocalEtcd | None = None
+        self.nodes = [
+            LocalNode(
+                nursery,
+                self._clock,
+                f"node-{number + 1}",
+                api_port + number * PORT_STEP if api_port else free_port(),
+                admin_port + number * PORT_STEP if admin_port else free_port(),
+                logs / f"node-{number + 1}.log" if logs else None,
+            )
+            for number in range(nodes)
+        ]
 
     @property
     def address(self) -> str:
-        """Where clients and workers reach the node."""
-        return f"{HOST}:{self.api_port}"
+        """Where clients and workers reach the nodes: one address, or several separated by commas."""
+        return ",".join(node.address for node in self.nodes)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where clients and workers reach each node."""
+        return [node.address for node in self.nodes]
 
     @property
     def node(self) -> Child:
-        """The node's process, the latest one."""
-        assert self._node is not None
-        return self._node
+        """The first node's process, the latest one."""
+        return self.nodes[0].process
 
     @property
     def postgres_pid(self) -> int | None:
@@ -81,6 +95,11 @@ class LocalCluster:
         return int(self._pid_file.read_text().split("\n", 1)[0])
 
     @property
+    def etcd_pid(self) -> int | None:
+        """The process id of the etcd server; None if there is none."""
+        return None if self._etcd is None else self._etcd.pid
+
+    @property
     def _pid_file(self) -> Path:
         return self._folder.resolve() / "postgres" / "postmaster.pid"
 
@@ -88,47 +107,45 @@ class LocalCluster:
         async with AsyncExitStack() as stack:
             if self._store == "postgres":
                 await self._start_postgres(stack)
-            stack.push_async_callback(self._stop_node)
-            await self.start_node()
+            if self._coordination == "etcd":
+                await self._start_etcd(stack)
+            self._tell("starting the node" if len(self.nodes) == 1 else f"starting {len(self.nodes)} nodes")
+            stack.push_async_callback(self._stop_nodes)
+            for node in self.nodes:
+                node.launch(self._node_settings())
+            for node in self.nodes:
+                await node.ready()
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def start_node(self) -> Micros:
-        """Start the node, or start it again; returns how long it took until it was ready."""
-        began = self._clock.elapsed()
-        self._tell("starting the node")
-        self._node = node = self._nursery.spawn(
-            "node",
-            [sys.executable, "-m", "duecourse.cli.main", "server"],
-            environment=self._environment(),
-            output=self._node_log,
-        )
-        while not await is_ready(self.admin_port):
-            if not node.is_running:
-                raise LaunchError(f"the node {node.how_it_ended()}{self._end_of_log()}")
-            if self._clock.elapsed() - began > _READY_LIMIT:
-                raise LaunchError(f"the node is not ready after a minute{self._end_of_log()}")
-            await self._clock.sleep(_LOOK_EVERY)
-        return self._clock.elapsed() - began
+    async def start_node(self, number: int = 0) -> Micros:
+        """Start a node again; returns how long it took until it was ready."""
+        self._tell(f"starting {self.nodes[number].name}")
+        self.nodes[number].launch(self._node_settings())
+        return await self.nodes[number].ready()
 
-    def kill_node(self) -> None:
-        """End the node by SIGKILL."""
-        self.node.kill()
+    def kill_node(self, number: int = 0) -> None:
+        """End a node by SIGKILL."""
+        self.nodes[number].process.kill()
 
     def what_ended(self) -> str | None:
         """Tell, for people, what has ended by itself; None if all is well."""
-        if not self.node.is_running:
-            return f"the node {self.node.how_it_ended()}{self._end_of_log()}"
+        ends = (self.what_ended_below(), *(node.what_ended() for node in self.nodes))
+        return next((ended for ended in ends if ended is not None), None)
+
+    def what_ended_below(self) -> str | None:
+        """Tell, for people, what has ended of that without which no node can be; None if all is well."""
         if self._postgres is not None and not self._postgres.is_running:
             return f"Postgres has ended, see {self._folder / 'postgres.log'}"
-        return None
+        return None if self._etcd is None else self._etcd.what_ended()
 
-    async def _stop_node(self) -> None:
-        if self._node is not None:
-            await self._node.stop(bounds.DRAIN + 5 * bounds.SECOND)
+    async def _stop_nodes(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for node in self.nodes:
+                group.create_task(node.stop(), name=f"stop {node.name}")
 
     async def _start_postgres(self, stack: AsyncExitStack) -> None:
         embedded, migrate = _import_server()
@@ -148,24 +165,19 @@ class LocalCluster:
         except (storage.StoreUnavailable, storage.StoreRefused) as error:
             raise LaunchError(f"the store in {self._folder} cannot be used: {error} (--data names another)") from error
 
-    def _environment(self) -> dict[str, str]:
-        settings = {
-            "api_listen": self.address,
-            "admin_listen": f"{HOST}:{self.admin_port}",
-            "store": self._store,
-            "coordination": "solo",
-            **self._settings,
-        }
-        if self._postgres is not None:
-            # By the environment: everybody on the machine can read a command line.
-            settings["postgres_dsn"] = self._postgres.dsn
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("DUECOURSE_POSTGRES_")}
-        return inherited | {f"DUECOURSE_{name.upper()}": value for name, value in settings.items()}
+    async def _start_etcd(self, stack: AsyncExitStack) -> None:
+        self._tell("starting etcd")
+        self._etcd = LocalEtcd(self._nursery, self._clock, self._folder)
+        stack.push_async_callback(self._etcd.stop)
+        await self._etcd.start()
 
-    def _end_of_log(self) -> str:
-        if self._node_log is None or not self._node_log.exists():
-            return ""
-        return f"; the end of its log:\n{self._node_log.read_text(errors='replace')[-_LOG_SHOWN:].strip()}"
+    def _node_settings(self) -> dict[str, str]:
+        settings = {"store": self._store, "coordination": self._coordination, **self._settings}
+        if self._etcd is not None:
+            settings["etcd_endpoints"] = self._etcd.endpoint
+        if self._postgres is not None:
+            settings["postgres_dsn"] = self._postgres.dsn
+        return settings
 
 
 def _import_server() -> tuple[ModuleType, ModuleType]:
@@ -177,36 +189,3 @@ def _import_server() -> tuple[ModuleType, ModuleType]:
     except ModuleNotFoundError as error:
         message = f"{error.name} is not installed: pip install 'duecourse[server,embedded]'"
         raise LaunchError(message) from error
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def is_free(port: int) -> bool:
-    """Tell whether a node could listen on a port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
-async def is_ready(admin_port: int) -> bool:
-    """Ask a node whether it serves."""
-    try:
-        async with asyncio.timeout(1):
-            reader, writer = await asyncio.open_connection(HOST, admin_port)
-            try:
-                writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                return b" 200 " in await reader.readline()
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        return False
