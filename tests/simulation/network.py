@@ -1,4 +1,4 @@
-"""The simulated network: channels for clients and workers, and calls that reach the real services behind an address.
+"""The simulated network: calls that reach the real services behind an address; `channels` are the clients' ends.
 
 A call carries serialised messages both ways. Whatever ends it is told to both sides as gRPC would tell them: a handler
 whose client has gone is cancelled, a client whose server has gone gets UNAVAILABLE. A connection that is lost *without
@@ -7,22 +7,29 @@ notice* tells nobody.
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import grpc
 from grpc import aio
 from simulation.loop import Process, SimulationLoop
-from simulation.wire import Mailbox, Pipe, Weather, host_of
+from simulation.wire import Mailbox, Pipe, Weather, host_at, host_of
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 
 CONNECT_TIMEOUT: Final = 20 * bounds.SECOND
-_RETRY: Final = 200 * bounds.MILLISECOND
+RETRY: Final = 200 * bounds.MILLISECOND
 _NO_CONNECTION: Final = "failed to connect to all addresses"
+
+
+class Metadatum(NamedTuple):
+    """What comes with a call beside its messages."""
+
+    key: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +85,11 @@ class Network:
         self.loop = loop
         self.weather = Weather(loop, seed)
         self.watcher = watcher
+        self.resets: set[Process] = set()
+        """Processes whose peers have been told that they are no more."""
         self._random = random.Random(f"{seed} network")
         self._listeners: dict[str, _Listener] = {}
         self._calls: dict[Call, None] = {}
-
-    def channel(self, address: str, options: Any = None) -> "Channel":
-        """Stand in for `grpc.aio.insecure_channel`."""
-        return Channel(self, self.loop.current, address)
 
     def listen(self, address: str, process: Process, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Serve at an address."""
@@ -99,6 +104,8 @@ class Network:
         for address, listener in list(self._listeners.items()):
             if listener.process is process:
                 del self._listeners[address]
+        if has_notice:
+            self.resets.add(process)
         for call in [call for call in self._calls if process in (call.client, call.server)]:
             call.cut(has_notice=has_notice)
 
@@ -128,11 +135,20 @@ class Network:
 class Call:
     """A call, both ends of it. All but the ends' own methods run in the world."""
 
-    def __init__(self, network: Network, client: Process, address: str, method: str, timeout: float | None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        client: Process,
+        address: str,
+        method: str,
+        timeout: float | None,
+        metadata: Iterable[tuple[str, str]] | None = None,
+    ) -> None:
         self.client = client
         self.server: Process | None = None
-        self.hosts = (host_of(client), address)
+        self.hosts = (host_of(client), host_at(address))
         self.method = method
+        self.metadata = tuple(Metadatum(*pair) for pair in metadata or ())
         self.status: Status | None = None
         self.inbox = Mailbox(network.loop)
         self.has_half_closed = False
@@ -199,6 +215,9 @@ class Call:
         try:
             if handler.request_streaming:
                 await handler.stream_stream(None, context)
+            elif handler.response_streaming:
+                self.request = await context.read()
+                await handler.unary_stream(self.request, context)
             else:
                 self.request = await context.read()
                 response = await handler.unary_unary(self.request, context)
@@ -239,7 +258,7 @@ class Call:
             if self._loop.now > self._began_at + CONNECT_TIMEOUT:
                 self.end(Status(grpc.StatusCode.UNAVAILABLE, f"{_NO_CONNECTION}; timed out"))
             else:
-                self._loop.after(_RETRY, self._connect)
+                self._loop.after(RETRY, self._connect)
             return
         listener = self._network.listener(self._address)
         if listener is None:
@@ -305,6 +324,11 @@ class Context:
         self._down.send(self._handler.response_serializer(message))
         await self._down.room()
 
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """End the call with a status."""
+        self.status = Status(code, details)
+        raise aio.AbortError
+
     async def abort_with_status(self, status: Any) -> None:
         """End the call with a status."""
         self.status = Status(status.code, status.details, tuple(status.trailing_metadata or ()))
@@ -314,101 +338,6 @@ class Context:
         """Tell how much is left of the client's deadline."""
         return self._call.time_remaining()
 
-
-class Channel:
-    """As much of `grpc.aio.Channel` as stubs and pumps use."""
-
-    def __init__(self, network: Network, client: Process, address: str) -> None:
-        self._network = network
-        self._client = client
-        self._address = address
-
-    def unary_unary(self, method: str, encode: Any = None, decode: Any = None, **given: Any) -> Callable[..., Any]:
-        """Make a method of a stub."""
-        return partial(
-            self._ask, method, given.get("request_serializer", encode), given.get("response_deserializer", decode)
-        )
-
-    def stream_stream(self, method: str, encode: Any = None, decode: Any = None, **given: Any) -> Callable[..., Any]:
-        """Make a method of a stub."""
-        encode = given.get("request_serializer", encode)
-        decode = given.get("response_deserializer", decode)
-        return lambda: Stream(
-            self._network, Call(self._network, self._client, self._address, method, None), encode, decode
-        )
-
-    async def _ask(self, method: str, encode: Any, decode: Any, request: Any, *, timeout: float | None = None) -> Any:
-        self._network.watcher.client_says(self._client, method, request)
-        call = Call(self._network, self._client, self._address, method, timeout)
-        call.send(encode(request))
-        try:
-            answer = await call.inbox.get()
-        except asyncio.CancelledError:
-            call.end(Status(grpc.StatusCode.CANCELLED))
-            raise
-        assert answer is not aio.EOF, "an OK without an answer"
-        call.took()
-        return decode(answer)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Tell whether somebody can be reached."""
-        host = host_of(self._client)
-        weather = self._network.weather
-        is_blocked = weather.is_blocked(host, self._address) or weather.is_blocked(self._address, host)
-        is_there = self._network.listener(self._address) is not None and not is_blocked
-        return grpc.ChannelConnectivity.READY if is_there else grpc.ChannelConnectivity.TRANSIENT_FAILURE
-
-    async def channel_ready(self) -> None:
-        """Wait until somebody can be reached."""
-        while self.get_state() is not grpc.ChannelConnectivity.READY:
-            tried: asyncio.Future[None] = self._network.loop.create_future()
-            self._network.loop.after(_RETRY, _settle, tried)
-            await tried
-
-    async def close(self, grace: float | None = None) -> None:
-        """Do nothing: calls end by themselves here."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-class Stream:
-    """A client's end of a stream, as much of `StreamStreamCall` as a worker's pump uses."""
-
-    def __init__(self, network: Network, call: Call, encode: Any, decode: Any) -> None:
-        self._network = network
-        self._call = call
-        self._encode = encode
-        self._decode = decode
-
-    async def read(self) -> Any:
-        """Read a message."""
-        item = await self._call.inbox.get()
-        if item is aio.EOF:
-            return item
-        self._call.took()
-        return self._decode(item)
-
-    async def write(self, message: Any) -> None:
-        """Send a message."""
-        if self._call.status is not None:
-            if self._call.status.code is grpc.StatusCode.OK:
-                raise asyncio.InvalidStateError("the call has ended")
-            raise self._call.status.error()
-        self._network.watcher.client_says(self._call.client, self._call.method, message)
-        self._call.send(self._encode(message))
-        await self._call.room()
-
-    def cancel(self) -> bool:
-        """End the stream."""
-        self._call.inbox.interrupt()
-        self._call.end(Status(grpc.StatusCode.CANCELLED, "Locally cancelled by application!"))
-        return True
-
-
-def _settle(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+    def invocation_metadata(self) -> Sequence[Metadatum]:
+        """Return what came with the call."""
+        return self._call.metadata

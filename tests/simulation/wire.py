@@ -61,6 +61,11 @@ def host_of(process: Process) -> str:
     return process.name.partition("#")[0]
 
 
+def host_at(address: str) -> str:
+    """Return the machine that an address belongs to: the address up to its port."""
+    return address.partition(":")[0]
+
+
 class Mailbox:
     """What has arrived for one reader, and the end of it."""
 

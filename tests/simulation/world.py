@@ -12,7 +12,7 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from simulation import machine
+from simulation import channels, machine
 from simulation.checker import Checker, Violation
 from simulation.clock import MachineClock
 from simulation.faults import Faults
@@ -68,7 +68,7 @@ def run(plan: Plan, *, is_verbose: bool = False) -> Result:
     gc.disable()
     try:
         world = World(plan, is_verbose=is_verbose)
-        with machine.replaced(world.loop, plan.seed, world.network.channel, world.log, is_verbose=is_verbose):
+        with machine.replaced(world.loop, plan.seed, channels.opener(world.network), world.log, is_verbose=is_verbose):
             try:
                 world.loop.run(world.live())
             except Deadlock:
