@@ -10,6 +10,7 @@ from core.builders import LANE, START, a_holder, a_lane, a_task
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
+from duecourse.server.core import demand
 from duecourse.server.core import matcher as matching
 from duecourse.server.core.lease import Holder
 from duecourse.server.core.matcher import Matcher
@@ -350,3 +351,101 @@ def test_an_order_of_many_random_steps_serves_everything_once() -> None:
     matcher.add_credit(holders[0], 20_000, {})
     assert set(take(matcher, 20_000, now)) == waiting
     assert is_bare(matcher) or not take(matcher, 1)
+
+
+class TestDemand:
+    """What waits for lack of credit."""
+
+    def test_what_waits_for_lack_of_credit_is_told_at_once_and_its_end_too(self) -> None:
+        matcher = Matcher()
+        holder = subscribe(matcher, 1, credit=1)
+        matcher.add(many(3))
+        take(matcher, 10)
+        assert matcher.demands(0) == [(holder, 2)]
+        matcher.add_credit(holder, 2, {})
+        take(matcher, 10)
+        assert matcher.demands(demand.INTERVAL) == [(holder, 0)]
+        assert matcher.demands(2 * demand.INTERVAL) == []
+        assert matcher.until_demands(0) is None
+
+    def test_nothing_is_told_while_there_is_credit(self) -> None:
+        matcher = Matcher()
+        subscribe(matcher, 1, credit=5)
+        matcher.add(many(3))
+        take(matcher, 10)
+        assert matcher.demands(0) == []
+
+    def test_it_is_looked_at_only_now_and_then_and_not_forgotten(self) -> None:
+        matcher = Matcher()
+        holder = subscribe(matcher, 1, credit=0)
+        matcher.add(many(1))
+        assert matcher.demands(0) == [(holder, 1)]
+        matcher.add(many(3))
+        assert matcher.demands(demand.INTERVAL - 1) == []
+        assert matcher.until_demands(demand.INTERVAL - 1) == 1
+        assert matcher.demands(demand.INTERVAL) == [(holder, 4)]
+
+    def test_a_number_that_has_neither_doubled_nor_halved_is_not_told_again_before_it_must_be(self) -> None:
+        matcher = Matcher()
+        holder = subscribe(matcher, 1, credit=0)
+        matcher.add(many(10))
+        matcher.demands(0)
+        matcher.add(many(9))
+        assert matcher.demands(demand.INTERVAL) == []
+        assert matcher.until_demands(demand.INTERVAL) is None
+        assert matcher.demands(demand.REPEAT) == [(holder, 19)]
+
+    def test_only_what_a_pool_could_take_is_counted(self) -> None:
+        matcher = Matcher()
+        subscribe(matcher, 1, credit=0, types=["other"])
+        holder = subscribe(matcher, 2, credit=0, types=["t", "u"])
+        matcher.add(many(2) + many(3, a_lane(task_type="u")) + many(4, a_lane(task_type="v")))
+        assert matcher.demands(0) == [(holder, 5)]
+
+    def test_a_task_type_without_credit_of_its_own_is_waited_for(self) -> None:
+        matcher = Matcher()
+        holder = subscribe(matcher, 1, credit=10, types=["t", "u"])
+        matcher.add_credit(holder, 0, {"u": 1})
+        matcher.add(many(3, a_lane(task_type="u")) + many(3))
+        take(matcher, 10)
+        assert matcher.demands(0) == [(holder, 2)]
+
+    def test_what_is_no_longer_ready_is_not_waited_for(self) -> None:
+        matcher = Matcher()
+        subscribe(matcher, 1, credit=0)
+        tasks = many(3)
+        matcher.add(tasks)
+        for task in tasks:
+            task.is_ready = False
+        assert matcher.demands(0) == []
+
+    def test_a_backlog_is_counted_no_further_than_is_of_use(self) -> None:
+        matcher = Matcher()
+        holder = subscribe(matcher, 1, credit=0)
+        for number in range(3):
+            matcher.add(many(demand.MOST // 2, a_lane(fairness_key=str(number), priority=number)))
+        assert matcher.demands(0) == [(holder, demand.MOST)]
+
+    def test_one_task_is_told_to_a_few_first_and_to_more_as_it_goes_on_waiting(self) -> None:
+        matcher = Matcher()
+        for stream in range(200):
+            subscribe(matcher, stream, credit=0)
+        matcher.add(many(1))
+        told: list[int] = []
+        now = 0
+        while (wait := matcher.until_demands(now)) is not None or not told:
+            now += wait or 0
+            told.append(len(matcher.demands(now)))
+            now += 1
+        assert told == [8, 16, 32, 64, 80]
+
+    def test_streams_that_end_or_come_while_something_waits_are_known(self) -> None:
+        matcher = Matcher()
+        first = subscribe(matcher, 1, credit=0)
+        matcher.add(many(1))
+        matcher.demands(0)
+        second = subscribe(matcher, 2, credit=0)
+        matcher.unsubscribe(first)
+        assert matcher.demands(demand.INTERVAL) == [(second, 1)]
+        matcher.unsubscribe(second)
+        assert matcher.demands(2 * demand.INTERVAL) == []

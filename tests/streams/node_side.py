@@ -1,6 +1,6 @@
 """The node around a stream under test, and a worker that says what a test wants: no gRPC, no clock, no loop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from duecourse.model import bounds, slots
@@ -19,6 +19,7 @@ from duecourse.server.core.task import (
     Task,
     TaskState,
 )
+from duecourse.server.leadership import Member
 from duecourse.server.streams.hub import Hub
 from duecourse.server.streams.worker_stream import WorkerStream
 from duecourse.server.telemetry.metrics import Metrics
@@ -104,6 +105,34 @@ class ScriptedPort:
         return self.posted(Unsent)
 
 
+class ScriptedView:
+    """A cluster whose members a test names."""
+
+    coordination = "scripted"
+
+    def __init__(self) -> None:
+        self.nodes: list[Member] = []
+        self.listeners: list[Callable[[], None]] = []
+
+    def members(self) -> Sequence[Member]:
+        return self.nodes
+
+    def leader(self, shard: ShardId) -> Member | None:
+        return None
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        self.listeners.append(listener)
+
+    def become(self, **addresses: str) -> None:
+        """Have these nodes, by name, and no others."""
+        self.nodes = [
+            Member(node_id=node_id, address=address, peer_address="", version="1")
+            for node_id, address in addresses.items()
+        ]
+        for listener in self.listeners:
+            listener()
+
+
 class ScriptedWorker:
     """The worker's end of one stream."""
 
@@ -159,8 +188,9 @@ class Node:
 
     def __init__(self, max_streams: int = 8) -> None:
         self.port = ScriptedPort()
+        self.view = ScriptedView()
         self.metrics = Metrics()
-        self.hub = Hub(self.port, self.metrics, node_id="n1", heartbeat=HEARTBEAT, max_streams=max_streams)
+        self.hub = Hub(self.port, self.view, self.metrics, node_id="n1", heartbeat=HEARTBEAT, max_streams=max_streams)
         self.wakes = 0
 
     def open(self) -> ScriptedWorker:

@@ -9,6 +9,7 @@ from duecourse.server.core.errors import Draining, Overloaded
 from duecourse.server.core.lease import Holder
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.streams.errors import StreamEnded
+from duecourse.v1 import worker_service_pb2 as pb
 
 
 @pytest.fixture
@@ -143,3 +144,66 @@ def test_a_grant_learns_which_message_of_the_worker_was_read_last(node: Node) ->
     assert node.hub.last_read(holder) == 1
     worker.beat([], 0)
     assert node.hub.last_read(holder) == 2
+
+
+class TestTheCluster:
+    """What workers are told of the nodes, and of what waits here."""
+
+    def test_nodes_are_told_after_welcome_and_whenever_they_change(self, node: Node) -> None:
+        node.view.become(n1="one:7400")
+        worker = node.open()
+        worker.introduce()
+        welcome, cluster = worker.hear()
+        assert welcome.HasField("welcome")
+        assert nodes_of(cluster) == {"n1": "one:7400"}
+        node.view.become(n1="one:7400", n2="two:7400")
+        (cluster,) = worker.hear()
+        assert nodes_of(cluster) == {"n1": "one:7400", "n2": "two:7400"}
+
+    def test_a_change_of_something_else_is_not_told(self, node: Node) -> None:
+        node.view.become(n1="one:7400")
+        worker = node.open()
+        worker.introduce()
+        worker.hear()
+        node.view.become(n1="one:7400")
+        assert worker.hear() == []
+
+    def test_of_several_changes_that_wait_only_the_last_is_told(self, node: Node) -> None:
+        worker = node.connect()
+        node.view.become(n1="one:7400", n2="two:7400")
+        node.view.become(n1="one:7400", n3="three:7400")
+        (cluster,) = worker.hear()
+        assert nodes_of(cluster) == {"n1": "one:7400", "n3": "three:7400"}
+
+    def test_a_node_that_nobody_reaches_is_not_told_of(self, node: Node) -> None:
+        node.view.become(n1="")
+        node.connect()
+        assert not node.hub.wants_demands
+
+    def test_demand_is_wanted_only_where_there_are_other_nodes(self, node: Node) -> None:
+        node.view.become(n1="one:7400")
+        assert not node.hub.wants_demands
+        node.view.become(n1="one:7400", n2="two:7400")
+        assert node.hub.wants_demands
+
+    def test_demand_is_told_to_those_whom_it_concerns_the_latest_number_only(self, node: Node) -> None:
+        worker, leaving = node.connect(), node.connect("leaving")
+        leaving.say(goodbye={})
+        holder, left = (Holder(one.stream.stream_id, "default", "w", "i", 0) for one in (worker, leaving))
+        node.hub.demands([(holder, 3), (left, 3), (Holder(99, "default", "w", "i", 0), 3)])
+        node.hub.demands([(holder, 7)])
+        assert [message.demand.waiting for message in worker.hear()] == [7]
+        node.hub.demands([(holder, 0)])
+        assert [message.WhichOneof("event") for message in worker.hear()] == ["demand"]
+        assert leaving.hear() == []
+
+    def test_a_stream_that_meets_another_one_of_its_worker_is_told_where_it_has_come_to(self, node: Node) -> None:
+        node.connect(stream_number=1)
+        second = node.open()
+        second.introduce(stream_number=0)
+        assert isinstance(second.stream.error, StreamEnded)
+        assert second.stream.error.node_id == "n1"
+
+
+def nodes_of(message: pb.StreamAssignmentsResponse) -> dict[str, str]:
+    return {node.node_id: node.address for node in message.cluster_changed.nodes}

@@ -11,7 +11,7 @@ from typing import Final, Never
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.shard import ShardOptions
-from duecourse.server.core.task import Epoch
+from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.failpoints import Failpoints
 from duecourse.server.leadership import ClusterView, Leadership
 from duecourse.server.maintenance import audit, retention
@@ -79,12 +79,13 @@ class Scheduler:
         self.commands = NodeCommands(loop, lanes, metrics, options.max_pending_submissions)
         self.hub = Hub(
             loop,
+            leadership,
             metrics,
             node_id=options.node_id,
             heartbeat=options.heartbeat,
             max_streams=options.max_worker_streams,
         )
-        loop.connect(self.hub, lanes, self._reads, resolve, terms.failed)
+        loop.connect(self.hub, lanes, self._reads, resolve, terms.failed, self._leader_of)
         metrics.samplers.append(self._sample)
 
     def start(self, group: asyncio.TaskGroup) -> None:
@@ -158,6 +159,10 @@ class Scheduler:
         while True:
             self.hub.tick(self._clock.elapsed())
             await self._clock.sleep(interval)
+
+    def _leader_of(self, shard: ShardId) -> str:
+        leader = self.view.leader(shard)
+        return leader.address if leader else ""
 
     def _sample(self) -> None:
         metrics = self._metrics

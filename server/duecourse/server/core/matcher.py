@@ -6,6 +6,9 @@ fresh work are not told apart.
 
 Streams with the same queues and task types form a *pool*; within it the stream with the most credit is served first, so
 that work spreads evenly. A credit is used up by the match; it comes back only if the grant comes to nothing.
+
+What then waits for lack of credit is told to the pool's streams (`demand`), so that workers move idle credit here from
+other nodes. That is looked at now and then, never for each task.
 """
 
 import heapq
@@ -15,6 +18,7 @@ from dataclasses import dataclass, field
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
+from duecourse.server.core import demand
 from duecourse.server.core.lease import Holder
 from duecourse.server.core.ready import Queue
 from duecourse.server.core.task import Lane, Task
@@ -44,6 +48,19 @@ class _Pool:
     task_types: frozenset[str]
     queue_keys: list[tuple[str, str]]
     streams: dict[int, _Stream] = field(default_factory=dict)
+    demanding: demand.Demand = field(default_factory=demand.Demand)
+
+    def lacking(self) -> frozenset[str]:
+        """Return the task types that none of its streams takes now, for lack of credit."""
+        lacking = self.task_types
+        for stream in self.streams.values():
+            if stream.credit > 0:
+                lacking = lacking.intersection(
+                    [task_type for task_type, credit in stream.task_type_credit.items() if credit <= 0]
+                )
+                if not lacking:
+                    break
+        return lacking
 
     def takers(self) -> dict[frozenset[str], list[_Stream]]:
         """Group the streams that have credit by the task types that they take now."""
@@ -69,6 +86,10 @@ class Matcher:
         self._turn = itertools.count()
         self._added = 0
         self._bound = _SLACK
+        self._is_demanding = False
+        """Some stream was told that work waits."""
+        self._demands_at: Micros = 0
+        self._look_again = False
 
     def subscribe(self, holder: Holder, queues: frozenset[str], task_types: frozenset[str]) -> None:
         """Make a stream known, without credit."""
@@ -86,6 +107,7 @@ class Matcher:
             return
         pool = stream.pool
         del pool.streams[holder.stream_id]
+        pool.demanding.forget(holder.stream_id)
         if not pool.streams:
             del self._pools[(pool.namespace, pool.queues, pool.task_types)]
 
@@ -122,6 +144,33 @@ class Matcher:
     def credits(self) -> int:
         """Return the credit of all streams together."""
         return sum(stream.credit for stream in self._streams.values())
+
+    def demands(self, elapsed: Micros) -> list[tuple[Holder, int]]:
+        """Return which streams are to be told how many tasks wait for their credit; to be called after matching.
+
+        It looks only now and then, and less often the more streams there are to tell.
+        """
+        if not self._queues and not self._is_demanding:
+            return []
+        if elapsed < self._demands_at:
+            self._look_again = True
+            return []
+        self._demands_at = elapsed + max(demand.INTERVAL, len(self._streams) * demand.INTERVAL_PER_STREAM)
+        self._look_again = self._is_demanding = False
+        news: list[tuple[Holder, int]] = []
+        for pool in self._pools.values():
+            waiting = self._waiting(pool)
+            if not waiting and not pool.demanding.told:
+                continue
+            for stream_id in pool.demanding.tell(waiting, pool.streams, elapsed):
+                news.append((pool.streams[stream_id].holder, waiting))
+            self._is_demanding |= waiting > 0
+            self._look_again |= waiting > 0 and len(pool.demanding.told) < len(pool.streams)
+        return news
+
+    def until_demands(self, elapsed: Micros) -> Micros | None:
+        """Return how long `demands` need not be called; None: not before something else happens."""
+        return max(0, self._demands_at - elapsed) if self._look_again else None
 
     def match(self, now: Micros, limit: int) -> Iterator[tuple[Task, Holder]]:
         """Yield up to `limit` matches; a task that is yielded is gone from here, a credit is used."""
@@ -172,6 +221,17 @@ class Matcher:
             if queue.is_empty:
                 del queues[key]
         return None
+
+    def _waiting(self, pool: _Pool) -> int:
+        """Count, up to a bound, the tasks that wait for the credit of a pool."""
+        queues = [self._queues[key] for key in pool.queue_keys if key in self._queues]
+        lacking = pool.lacking() if queues else frozenset()
+        waiting = 0
+        for queue in queues if lacking else ():
+            waiting += queue.count(lacking, demand.MOST - waiting)
+            if waiting >= demand.MOST:
+                break
+        return waiting
 
     def _prune(self) -> None:
         """Drop what is no longer ready: there is never much more of it than of what is, even if no worker comes."""

@@ -120,6 +120,17 @@ class _Level:
         firsts = (self._oldest(task_type, ages) for task_type, ages in self.ages.items() if task_type in task_types)
         return min((due_time for due_time in firsts if due_time is not None), default=None)
 
+    def count(self, task_types: frozenset[str], most: int) -> int:
+        """Count the tasks of these types, at least as far as `most`; some of them may no longer be ready."""
+        found = 0
+        for share in self.shares.values():
+            for task_type, line in share.lines.items():
+                if task_type in task_types and line.first() is not None:
+                    found += len(line.heap)
+                    if found >= most:
+                        return found
+        return found
+
     def prune(self) -> int:
         """Drop what is no longer ready; return how much is left."""
         left = 0
@@ -210,6 +221,15 @@ class Queue:
             if task is not None:
                 return task
         return None
+
+    def count(self, task_types: frozenset[str], most: int) -> int:
+        """Count the tasks of these types, up to `most`; some of them may no longer be ready, but not all."""
+        found = 0
+        for level in self._levels.values():
+            found += level.count(task_types, most - found)
+            if found >= most:
+                return most
+        return found
 
     def prune(self) -> int:
         """Drop what is no longer ready; return how much is left."""

@@ -60,6 +60,13 @@ class Streams(Protocol):
         """Tell which terms this node has begun."""
         ...
 
+    wants_demands: bool
+    """Whether workers have credit on other nodes that they could move here."""
+
+    def demands(self, demands: Sequence[tuple[Holder, int]]) -> None:
+        """Tell how many tasks wait for a stream's credit."""
+        ...
+
 
 class Lanes(Protocol):
     """Where writes go."""
@@ -111,6 +118,7 @@ class Loop:
         self._reads: Reading
         self._resolve: Callable[[Any, Answer], None]
         self._fail: Callable[[Shard, Sequence[Write]], None]
+        self._leader_of: Callable[[ShardId], str]
 
     def connect(
         self,
@@ -119,13 +127,15 @@ class Loop:
         reads: Reading,
         resolve: Callable[[Any, Answer], None],
         fail: Callable[[Shard, Sequence[Write]], None],
+        leader_of: Callable[[ShardId], str],
     ) -> None:
-        """Name those to whom effects go; `fail` ends the term of a shard that broke."""
+        """Name those to whom effects go; `fail` ends the term of a shard that broke, `leader_of` knows addresses."""
         self._streams = streams
         self._lanes = lanes
         self._reads = reads
         self._resolve = resolve
         self._fail = fail
+        self._leader_of = leader_of
 
     async def run(self) -> Never:
         """Turn for ever."""
@@ -160,7 +170,7 @@ class Loop:
 
     def leader_of(self, shard: ShardId) -> str:
         """Return the address of the node that leads a shard, empty if it is not known."""
-        return ""
+        return self._leader_of(shard)
 
     def terms(self) -> Sequence[tuple[ShardId, Epoch]]:
         """Return the terms that this node leads and has loaded."""
@@ -265,6 +275,8 @@ class Loop:
         self._free_credit(out)
         if self.is_granting:
             self._match(now, out)
+            if self._streams.wants_demands:
+                self._tell_demands(now)
         self._arm(out)
         self._carry_out(out)
 
@@ -326,6 +338,11 @@ class Loop:
             self._handle(shard, Grant(task, holder, token, self._lease, last_read(holder)), now, out)
         self._free_credit(out)
 
+    def _tell_demands(self, now: Now) -> None:
+        demands = self.matcher.demands(now.elapsed)
+        if demands:
+            self._streams.demands(demands)
+
     def _carry_out(self, out: Effects) -> None:
         if out.writes:
             by_shard: defaultdict[ShardId, list[Write]] = defaultdict(list)
@@ -380,4 +397,8 @@ class Loop:
 
     def _until_next(self) -> Micros:
         now = self.clock.now()
-        return self._agenda.until_next(now, min(self._next_tick - now.elapsed, bounds.LONGEST_SLEEP))
+        at_most = min(self._next_tick - now.elapsed, bounds.LONGEST_SLEEP)
+        until_demands = self.matcher.until_demands(now.elapsed)
+        if until_demands is not None:
+            at_most = min(at_most, until_demands)
+        return self._agenda.until_next(now, at_most)

@@ -17,3 +17,5 @@ class StreamEnded(DomainError):
     """The stream was silent for too long, was not read, or was replaced by a newer one: reopen it."""
 
     why: str
+    node_id: str = ""
+    """The node's name, if the worker has another stream to it: it may not know that both lead to one node."""

@@ -13,7 +13,8 @@ from duecourse.server.core.effects import Assignment, StopReason, Verdict
 from duecourse.server.core.errors import Draining, Overloaded
 from duecourse.server.core.lease import Holder, Lease
 from duecourse.server.core.task import Epoch, ShardId
-from duecourse.server.streams import Port
+from duecourse.server.leadership import ClusterView
+from duecourse.server.streams import Port, wire
 from duecourse.server.streams.errors import StreamEnded
 from duecourse.server.streams.worker_stream import Surroundings, WorkerStream
 from duecourse.server.telemetry.metrics import Metrics
@@ -24,17 +25,27 @@ STREAMS: Final = "worker_streams"
 class Hub:
     """See the module's docstring."""
 
-    def __init__(self, port: Port, metrics: Metrics, *, node_id: str, heartbeat: Micros, max_streams: int) -> None:
+    def __init__(
+        self, port: Port, view: ClusterView, metrics: Metrics, *, node_id: str, heartbeat: Micros, max_streams: int
+    ) -> None:
+        self.wants_demands = False
+        """Whether workers have credit on other nodes that they could move here."""
         self._port = port
+        self._view = view
         self._metrics = metrics
+        self._node_id = node_id
         self._heartbeat = heartbeat
         self._max_streams = max_streams
-        self._around = Surroundings(port, metrics, node_id, heartbeat, self._join, self._left)
+        self._around = Surroundings(port, metrics, node_id, heartbeat, self._join, self._left, self._cluster)
         self._streams: dict[int, WorkerStream] = {}
         self._workers: dict[tuple[str, str, str], WorkerStream] = {}
         self._last_id = 0
         self._last_tick: Micros | None = None
         self._is_draining = False
+        self._nodes: Sequence[tuple[str, str]] = ()
+        self._nodes_message: wire.Response | None = None
+        view.subscribe(self._cluster_changed)
+        self._cluster_changed()
 
     @property
     def streams(self) -> int:
@@ -104,6 +115,13 @@ class Hub:
         for stream in self._streams.values():
             stream.announce(terms)
 
+    def demands(self, demands: Iterable[tuple[Holder, int]]) -> None:
+        """Tell workers how many tasks wait here for their credit."""
+        for holder, waiting in demands:
+            stream = self._streams.get(holder.stream_id)
+            if stream is not None:
+                stream.demand(waiting)
+
     def check_began(self) -> None:
         """Note that the node now asks the store whether its terms stand. One such check runs at a time."""
         for stream in self._streams.values():
@@ -142,9 +160,23 @@ class Hub:
         older = self._workers.get(stream.identity)
         if older is not None:
             if older.stream_number >= stream.stream_number:
-                raise StreamEnded("a newer stream of this worker is open")
-            older.end(StreamEnded("a newer stream of this worker has replaced it"))
+                raise StreamEnded("a newer stream of this worker is open", self._node_id)
+            older.end(StreamEnded("a newer stream of this worker has replaced it", self._node_id))
         self._workers[stream.identity] = stream
+
+    def _cluster(self) -> wire.Response | None:
+        return self._nodes_message
+
+    def _cluster_changed(self) -> None:
+        """Tell every worker which nodes there are, if that is not what was told before."""
+        nodes = [(member.node_id, member.address) for member in self._view.members() if member.address]
+        self.wants_demands = len(nodes) > 1
+        if not nodes or nodes == self._nodes:
+            return
+        self._nodes = nodes
+        self._nodes_message = message = wire.cluster_changed(nodes)
+        for stream in self._streams.values():
+            stream.tell_nodes(message)
 
     def _left(self, stream: WorkerStream) -> None:
         self._streams.pop(stream.stream_id, None)

@@ -1,8 +1,9 @@
 """What waits to be sent on one stream, in as few messages as possible and in bounded memory.
 
-Whatever concerns a lease follows the Assignments that carry it, in the order in which the loop decided; heartbeats and
-what became of outcomes may overtake. Assignments join the message that waits last until it is full, so that a burst
-leaves in few messages and a slow connection still lets a heartbeat through between two of them.
+Whatever concerns a lease follows the Assignments that carry it, in the order in which the loop decided; heartbeats,
+what became of outcomes, which nodes there are and what waits here may overtake. Assignments join the message that waits
+last until it is full, so that a burst leaves in few messages and a slow connection still lets a heartbeat through
+between two of them.
 """
 
 from collections import deque
@@ -47,7 +48,9 @@ class Outbox:
         self._number = 0
         self._bytes = 0
         self._welcome: wire.Response | None = None
+        self._nodes: wire.Response | None = None
         self._beat: int | None = None
+        self._demand: int | None = None
         self._recorded: list[bytes] = []
         self._others: list[tuple[bytes, pb.OutcomeVerdict.ValueType, str]] = []
         self._queue: deque[_Batch | wire.Response] = deque()
@@ -80,6 +83,14 @@ class Outbox:
     def beat(self, last_read: int) -> None:
         """Send a heartbeat; of several that wait only the last is sent."""
         self._beat = last_read
+
+    def nodes(self, message: wire.Response) -> None:
+        """Say which nodes there are, right after Welcome; of several such messages that wait only the last is sent."""
+        self._nodes = message
+
+    def demand(self, waiting: int) -> None:
+        """Say how many tasks wait here; of several numbers that wait only the last is sent."""
+        self._demand = waiting
 
     def record(self, token: bytes) -> None:
         """Tell that an outcome is durable."""
@@ -126,9 +137,15 @@ class Outbox:
         if self._welcome is not None:
             message, self._welcome = self._welcome, None
             return message
+        if self._nodes is not None:
+            message, self._nodes = self._nodes, None
+            return message
         if self._beat is not None:
             beat, self._beat = self._beat, None
             return wire.heartbeat(beat)
+        if self._demand is not None:
+            waiting, self._demand = self._demand, None
+            return wire.demand(waiting)
         if self._recorded or self._others:
             message = wire.outcomes_recorded(self._recorded[:MESSAGE_RECORDS], self._others[:MESSAGE_RECORDS])
             del self._recorded[:MESSAGE_RECORDS]

@@ -140,6 +140,23 @@ def heartbeat(last_read: int) -> Response:
     return message
 
 
+def demand(waiting: int) -> Response:
+    """Build Demand."""
+    message = Response()
+    message.demand.waiting = waiting
+    message.demand.SetInParent()
+    return message
+
+
+def cluster_changed(nodes: Iterable[tuple[str, str]]) -> Response:
+    """Build ClusterChanged from names and addresses."""
+    message = Response()
+    message.cluster_changed.SetInParent()
+    for node_id, address in nodes:
+        message.cluster_changed.nodes.add(node_id=node_id, address=address)
+    return message
+
+
 def draining() -> Response:
     """Build Draining."""
     return Response(draining=pb.Draining())

@@ -61,6 +61,8 @@ class Surroundings:
     """Called when a worker has introduced itself. Raises StreamEnded if a newer stream of it is open."""
     left: Callable[["WorkerStream"], None]
     """Called when the stream has ended."""
+    nodes: Callable[[], wire.Response | None]
+    """Returns ClusterChanged as of now; None if nothing is known yet."""
 
 
 class WorkerStream:
@@ -179,6 +181,18 @@ class WorkerStream:
             self._outbox.say(wire.draining())
             self._notify()
 
+    def tell_nodes(self, message: wire.Response) -> None:
+        """Tell the worker which nodes there are."""
+        if self._holder is not None:
+            self._outbox.nodes(message)
+            self._notify()
+
+    def demand(self, waiting: int) -> None:
+        """Tell the worker how many tasks wait here for its credit."""
+        if self.phase is Phase.SERVING:
+            self._outbox.demand(waiting)
+            self._notify()
+
     def check_began(self) -> None:
         """Remember what was read when the node began to check its terms."""
         self._inquiry.check_began(self.last_read)
@@ -239,6 +253,8 @@ class WorkerStream:
         self._outbox.welcome(
             wire.welcome(worker.protocol_version, around.node_id, self.stream_id, around.heartbeat, terms)
         )
+        if nodes := around.nodes():
+            self._outbox.nodes(nodes)
         self._notify()
         if worker.lease_tokens:
             self._ledger.listed(worker.lease_tokens)
