@@ -106,6 +106,11 @@ class Scheduler:
         for number, lane in enumerate(self.lanes.lanes):
             group.create_task(lane.run(), name=f"commit lane {number}")
 
+    async def hand_over(self, until: Micros) -> None:
+        """Be ready no more, and hand what this node leads over to others, until an elapsed time at most."""
+        self._is_draining = True
+        await self._leadership.drain(until)
+
     def begin_drain(self) -> None:
         """Refuse new work, grant no more, and tell the workers."""
         self._is_draining = self.commands.is_draining = True
@@ -122,9 +127,9 @@ class Scheduler:
         """Tell what keeps the node from serving; None if nothing does."""
         if self._is_draining:
             return "draining"
-        unled = len(self._rows) - len(self.loop.shards)
-        if unled:
-            return f"{unled} of {len(self._rows)} shards are not led yet"
+        missing = self._leadership.why_not_ready(self.loop.shards.keys())
+        if missing is not None:
+            return missing
         if self.lanes.is_refused:
             return "the store refuses writes"
         return None
@@ -162,7 +167,7 @@ class Scheduler:
 
     def _leader_of(self, shard: ShardId) -> str:
         leader = self.view.leader(shard)
-        return leader.address if leader else ""
+        return "" if leader is None or leader.node_id == self._options.node_id else leader.address
 
     def _sample(self) -> None:
         metrics = self._metrics

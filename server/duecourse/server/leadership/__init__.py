@@ -1,12 +1,12 @@
 """Who should lead a shard. The store disposes (its row is the proof), coordination proposes.
 
 `Leadership` is the seam: it decides which shards this node should take and what to do when a term has ended, and has
-`Terms` take them. `solo` is for one node alone.
+`Terms` take them. `solo` is for one node alone, `clustered` for several that meet in etcd.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Never, Protocol
+from typing import Final, Never, Protocol
 
 from duecourse.model.instants import Micros
 from duecourse.server.core.task import Epoch, ShardId
@@ -20,6 +20,16 @@ class Superseded(Exception):
         super().__init__(
             f"shard {shard} was taken by another node: epoch {epoch}, holder {holder.hex()}. Two solo nodes were"
             " pointed at one store; stop one of them"
+        )
+
+
+class DuplicateNode(Exception):
+    """Another live node has the name of this one."""
+
+    def __init__(self, node_id: str, address: str) -> None:
+        super().__init__(
+            f"another node is called {node_id}, and serves at {address or 'an unknown address'}: give each node a"
+            " DUECOURSE_NODE_ID of its own"
         )
 
 
@@ -60,11 +70,62 @@ class ClusterView(Protocol):
         ...
 
 
-class Taking(Protocol):
-    """How shards are taken; `shards.Terms` does it."""
+RAISES_PER_CLAIM: Final = 65_536
 
-    def take(self, shards: Sequence[ShardId]) -> None:
+
+class Claim:
+    """What entitles a node to raise a shard's epoch, again and again, as long as nobody else has raised it.
+
+    A claim by election has numbers of its own to give to terms, each only once. A solo node's has none: its terms take
+    the number after the row's.
+    """
+
+    def __init__(self, first: Epoch | None = None) -> None:
+        self.holders: tuple[bytes, ...] = ()
+        """The latest holders that terms under this claim had, or may yet have."""
+        self._first = first
+        self._raises = 0
+
+    @property
+    def first(self) -> Epoch | None:
+        """The lowest epoch that it gives."""
+        return self._first
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it has no further epoch."""
+        return self._first is not None and self._raises >= RAISES_PER_CLAIM
+
+    def next_epoch(self) -> Epoch | None:
+        """Give an epoch that was never given before; None: the row's + 1."""
+        if self._first is None:
+            return None
+        assert not self.is_spent, "a spent claim raises nothing"
+        self._raises += 1
+        return Epoch(self._first + self._raises - 1)
+
+
+class Taking(Protocol):
+    """How shards are taken and given up; `shards.Terms` does it."""
+
+    def take(self, claims: Mapping[ShardId, Claim]) -> None:
         """Raise the epoch of shards and load them, in the background, until it succeeds or is refused."""
+        ...
+
+    def give_up(self, shard: ShardId, reason: str) -> None:
+        """End a term, or what was to become one, at once."""
+        ...
+
+    async def hand_over(self, shard: ShardId) -> None:
+        """End a term once what it has begun is answered, within a bounded time; from now on it begins nothing."""
+        ...
+
+    def failing(self) -> frozenset[ShardId]:
+        """Return the shards that could not be loaded several times in a row, lately, though the store answers."""
+        ...
+
+    def store_missed_for(self) -> Micros:
+        """Return for how long the store has not answered; 0 if it does."""
         ...
 
 
@@ -83,6 +144,14 @@ class Leadership(ClusterView, Protocol):
         """Note that somebody else leads a shard."""
         ...
 
+    def why_not_ready(self, led: Collection[ShardId]) -> str | None:
+        """Tell what is missing while a node that leads these shards should lead more; None: nothing."""
+        ...
+
+    async def drain(self, until: Micros) -> None:
+        """Hand all shards over to other nodes, if there are any, until an elapsed time at most; take none any more."""
+        ...
+
     async def run(self, taking: Taking, shards: Sequence[ShardRow]) -> Never:
-        """Take and keep what this node should lead. Raises Superseded."""
+        """Take and keep what this node should lead. Raises Superseded, DuplicateNode."""
         ...

@@ -5,11 +5,12 @@ started: this one gives up.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Never
 
+from duecourse.model.instants import Micros
 from duecourse.server.core.task import ShardId
-from duecourse.server.leadership import Member, Superseded, Taking
+from duecourse.server.leadership import Claim, Member, Superseded, Taking
 from duecourse.server.storage import RaiseRefused, ShardRow, Stale
 
 COORDINATION: Final = "solo"
@@ -25,6 +26,7 @@ class Solo:
     def __init__(self, member: Member = NOWHERE) -> None:
         self._member = member
         self._listeners: list[Callable[[], None]] = []
+        self._claims: dict[ShardId, Claim] = {}
         self._ended: list[ShardId] = []
         self._superseded: Superseded | None = None
         self._news = asyncio.Event()
@@ -57,13 +59,24 @@ class Solo:
         self._superseded = Superseded(shard, by.epoch, by.holder)
         self._news.set()
 
+    def why_not_ready(self, led: Collection[ShardId]) -> str | None:
+        """Tell how many shards are not led."""
+        unled = self._claims.keys() - led
+        if not self._claims or unled:
+            return f"{len(unled)} of {len(self._claims)} shards are not led yet"
+        return None
+
+    async def drain(self, until: Micros) -> None:
+        """Do nothing: there is nobody to hand shards over to."""
+
     async def run(self, taking: Taking, shards: Sequence[ShardRow]) -> Never:
         """Take every shard, and again what ends. Raises Superseded."""
-        taking.take([row.shard for row in shards])
+        self._claims = {row.shard: Claim() for row in shards}
+        taking.take(self._claims)
         while True:
             await self._news.wait()
             self._news.clear()
             if self._superseded is not None:
                 raise self._superseded
             ended, self._ended = self._ended, []
-            taking.take(ended)
+            taking.take({shard: self._claims[shard] for shard in ended})

@@ -113,6 +113,8 @@ class Loop:
         self._touched: dict[Shard, None] = {}
         """Shards that handled something in this turn: only of these can anything have become due earlier."""
         self._agenda = Agenda()
+        self._parting: dict[Shard, asyncio.Event] = {}
+        """Shards that are being handed over, and what is set once all that they have begun is answered."""
         self._streams: Streams
         self._lanes: Lanes
         self._reads: Reading
@@ -165,24 +167,40 @@ class Loop:
         return ShardId(slots.shard_of_slot(slot, self._shard_count))
 
     def leads(self, shard: ShardId) -> bool:
-        """Tell whether this node leads the shard and has loaded it."""
-        return shard in self.shards
+        """Tell whether this node leads the shard, has loaded it, and does not hand it over."""
+        led = self.shards.get(shard)
+        return led is not None and led not in self._parting
 
     def leader_of(self, shard: ShardId) -> str:
-        """Return the address of the node that leads a shard, empty if it is not known."""
+        """Return the address of the other node that leads a shard, or is about to; empty if none is known."""
         return self._leader_of(shard)
 
     def terms(self) -> Sequence[tuple[ShardId, Epoch]]:
-        """Return the terms that this node leads and has loaded."""
-        return [(shard.fence.shard, shard.fence.epoch) for shard in self.shards.values()]
+        """Return the terms that this node leads, has loaded, and does not hand over."""
+        return [(shard.fence.shard, shard.fence.epoch) for shard in self.shards.values() if shard not in self._parting]
 
     def post(self, shard: ShardId, event: Event) -> None:
-        """Hand an event to a shard; one that the node does not lead drops it, and tells callers."""
+        """Hand an event to a shard; one that the node does not lead drops it, and tells callers who does."""
         led = self.shards.get(shard)
-        if led is None:
-            self._turn_away(event, errors.NoLeader(shard))
+        # That an assignment did not leave is known to nobody else.
+        if led is None or (led in self._parting and not isinstance(event, Unsent)):
+            self._turn_away(event, self._not_led(shard))
         else:
             self.post_to(led, event)
+
+    async def settle(self, shard: Shard, within: Micros) -> bool:
+        """Let nothing new into a shard, until it ends, and wait until all that it has begun is answered.
+
+        False: it was not within the time.
+        """
+        settled = self._parting[shard] = asyncio.Event()
+        self._wake.set()
+        try:
+            async with asyncio.timeout(within / bounds.SECOND):
+                await settled.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def post_to(self, shard: Shard, event: Event) -> None:
         """Hand an event to a shard of this very term."""
@@ -229,11 +247,15 @@ class Loop:
         out = Effects()
         for write in uncertain:
             callers.give_up(write, errors.OutcomeUncertain(), out)
+        not_led = self._not_led(number)
         for write in unapplied:
-            callers.give_up(write, errors.NoLeader(number), out)
+            callers.give_up(write, not_led, out)
         is_led = self.shards.get(number) is shard
         if is_led:
             del self.shards[number]
+            parting = self._parting.pop(shard, None)
+            if parting is not None:
+                parting.set()
             self._agenda.forget(shard)
             shard.close(out)
         self._tell(out)
@@ -267,7 +289,7 @@ class Loop:
             if self.shards.get(shard.fence.shard) is shard:
                 self._handle(shard, event, now, out)
             else:
-                self._turn_away(event, errors.NoLeader(shard.fence.shard))
+                self._turn_away(event, self._not_led(shard.fence.shard))
         self._tick(now, out)
         if out.ready:
             self.matcher.add(out.ready)
@@ -279,6 +301,8 @@ class Loop:
                 self._tell_demands(now)
         self._arm(out)
         self._carry_out(out)
+        if self._parting:
+            self._note_settled()
 
     def _arm(self, out: Effects) -> None:
         """Look at what was touched: lanes that run low, and what is due next."""
@@ -331,7 +355,7 @@ class Loop:
         last_read = self._streams.last_read
         for index, (task, holder) in enumerate(matches):
             shard = self.shards.get(task.shard)
-            if shard is None:
+            if shard is None or shard in self._parting:
                 self.matcher.unmatched(task.lane, holder)
                 continue
             token = tokens[16 * index : 16 * index + 16]
@@ -377,6 +401,18 @@ class Loop:
         for lateness, is_retry in out.lateness:
             metrics.observe_lateness(lateness, is_retry)
         metrics.audit_misses += out.audit_misses
+
+    def _note_settled(self) -> None:
+        """Tell of shards that are handed over, and for which nothing is under way any more."""
+        posted = {shard for shard, _ in self._inbox}
+        for shard, settled in self._parting.items():
+            if not shard.lines.busy and shard not in posted:
+                settled.set()
+
+    def _not_led(self, shard: ShardId) -> errors.DomainError:
+        """Say that this node does not lead a shard, and who does, if that is known."""
+        address = self.leader_of(shard)
+        return errors.NotShardLeader(shard, Epoch(0), address) if address else errors.NoLeader(shard)
 
     def _turn_away(self, event: Event, error: errors.DomainError) -> None:
         out = Effects()

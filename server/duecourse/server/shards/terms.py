@@ -1,39 +1,34 @@
-"""`Terms`: begins terms (raise, load, hand to the loop) and ends them.
+"""`Terms`: begins terms (`Beginnings`) and ends them, and holds them against the store's rows.
 
 A term is a `Shard` in the loop; ending it drops the shard, and a new term makes a new one. There is no repair path
 beside raise and load: when a commit's answer was lost, what the store holds is read again under a higher epoch.
 
-Loads start after the raise has committed. Raises and loads that fail are tried again with a growing, jittered wait.
+A term ends because the store says that another has begun, because a commit's answer was lost, because its shard broke,
+or because whoever decides who should lead says so: at once (`give_up`), or after all that it has begun was answered
+(`hand_over`).
 """
 
-import asyncio
-import os
-import random
 from collections.abc import Mapping, Sequence
-from typing import Never, Protocol
+from typing import Final, Never, Protocol
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
-from duecourse.server.core.events import HeldLoaded
 from duecourse.server.core.shard import Shard, ShardOptions
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.core.writes import Write
-from duecourse.server.leadership import Leadership
-from duecourse.server.shards.buckets import horizon_at, post_buckets
-from duecourse.server.shards.corrupt import set_aside
+from duecourse.server.leadership import Claim, Leadership
+from duecourse.server.shards.beginnings import Beginnings
 from duecourse.server.shards.lanes import CommitLanes
 from duecourse.server.shards.loop import Loop
-from duecourse.server.storage import Raised, RaiseRefused, RaiseRequest, ShardRow, Stale, StoreUnavailable, TaskStore
+from duecourse.server.storage import ShardRow, Stale, StoreUnavailable, TaskStore
 from duecourse.server.telemetry import logs
 from duecourse.server.telemetry.metrics import Metrics
-from duecourse.timing import backoff
+
+HAND_OVER_LIMIT: Final[Micros] = 250 * bounds.MILLISECOND
+"""How long a shard that is handed over may take to answer what it has begun."""
+HANDED_OVER: Final = "handed_over"
 
 _log = logs.get("shards.terms")
-
-_FIRST_RETRY: Micros = 50 * bounds.MILLISECOND
-_LONGEST_RETRY: Micros = 2 * bounds.SECOND
-_HOLDERS_KEPT = 16
-"""Of a shard, for as long as a raise whose answer was lost can still take effect."""
 
 
 class TermsChecked(Protocol):
@@ -60,25 +55,40 @@ class Terms:
         horizon: Micros,
         metrics: Metrics,
     ) -> None:
-        self.loading: dict[ShardId, Epoch] = {}
-        """Shards whose term was raised and that are being loaded."""
         self._store = store
         self._loop = loop
         self._leadership = leadership
-        self._options = options
-        self._horizon = horizon
         self._metrics = metrics
         self._lanes: CommitLanes
-        self._wanted: set[ShardId] = set()
-        self._raising: dict[ShardId, bytes] = {}
-        """The holders of terms that are being raised; the same for all tries at one."""
-        self._held: dict[ShardId, tuple[bytes, ...]] = {}
-        """The holders of this process's terms: once it had one, a further raise must find one of ours in the row."""
-        self._wake = asyncio.Event()
+        self._unanswered_since: Micros | None = None
+        """When the first check began that the store has not answered since."""
+        self._beginnings = Beginnings(
+            store,
+            loop,
+            leadership.coordination,
+            leadership.superseded,
+            leadership.ended,
+            options,
+            horizon,
+            metrics,
+        )
 
     def connect(self, lanes: CommitLanes) -> None:
         """Name the lanes whose writes end with a term."""
         self._lanes = lanes
+
+    @property
+    def loading(self) -> Mapping[ShardId, Epoch]:
+        """Shards whose term was raised and that are being loaded."""
+        return self._beginnings.loading
+
+    def failing(self) -> frozenset[ShardId]:
+        """Return the shards that could not be loaded several times in a row, lately, though the store answers."""
+        return self._beginnings.failing()
+
+    def store_missed_for(self) -> Micros:
+        """Return for how long the store has not answered; 0 if it does."""
+        return 0 if self._unanswered_since is None else self._loop.elapsed() - self._unanswered_since
 
     # Ending.
 
@@ -86,7 +96,8 @@ class Terms:
         """End a term because another has begun; `unapplied` were not applied."""
         number = shard.fence.shard
         if self._end(shard, "stale", f"epoch {answer.epoch}, holder {answer.holder.hex()}", (), unapplied):
-            if answer.holder in self._held.get(number, ()):
+            claim = self._beginnings.claims.get(number)
+            if claim is not None and answer.holder in claim.holders:
                 # A raise of ours whose answer had been lost has taken effect late.
                 self._leadership.ended(number)
             else:
@@ -100,7 +111,28 @@ class Terms:
     def failed(self, shard: Shard, unapplied: Sequence[Write]) -> None:
         """End the term of a shard that broke."""
         if self._end(shard, "failed", "", (), unapplied):
+            self._beginnings.broke(shard.fence.shard)
             self._leadership.ended(shard.fence.shard)
+
+    def give_up(self, shard: ShardId, reason: str) -> None:
+        """End a term, or what was to become one, at once."""
+        self._beginnings.drop(shard)
+        led = self._loop.shards.get(shard)
+        if led is not None:
+            self._end(led, reason, "", (), ())
+
+    async def hand_over(self, shard: ShardId) -> None:
+        """End a term once what it has begun is answered; from now on it begins nothing."""
+        began = self._loop.elapsed()
+        led = self._loop.shards.get(shard)
+        is_settled = led is None or await self._loop.settle(led, HAND_OVER_LIMIT)
+        self.give_up(shard, HANDED_OVER)
+        _log.info(
+            "shard_handed_over",
+            shard=shard,
+            is_settled=is_settled,
+            milliseconds=(self._loop.elapsed() - began) // bounds.MILLISECOND,
+        )
 
     def _end(
         self, shard: Shard, reason: str, detail: str, uncertain: Sequence[Write], unapplied: Sequence[Write]
@@ -109,82 +141,19 @@ class Terms:
         if not self._loop.end(shard, uncertain, [*unapplied, *self._lanes.withdraw(shard)]):
             return False
         self._metrics.terms_ended[reason] += 1
-        _log.warning("term_ended", shard=shard.fence.shard, epoch=shard.fence.epoch, reason=reason, detail=detail)
+        if reason != HANDED_OVER:
+            _log.warning("term_ended", shard=shard.fence.shard, epoch=shard.fence.epoch, reason=reason, detail=detail)
         return True
 
     # Beginning.
 
-    def take(self, shards: Sequence[ShardId]) -> None:
+    def take(self, claims: Mapping[ShardId, Claim]) -> None:
         """Raise the epoch of shards and load them, in the background, until it succeeds or is refused."""
-        self._wanted.update(shards)
-        self._wake.set()
+        self._beginnings.want(claims)
 
     async def run(self) -> Never:
         """Take what is wanted, for ever."""
-        waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
-        while True:
-            while not self._wanted:
-                self._wake.clear()
-                await self._wake.wait()
-            wanted = sorted(self._wanted)
-            try:
-                raised = await self._raise(wanted)
-                if raised:
-                    await self._load(raised)
-                waits = backoff.delays(_FIRST_RETRY, _LONGEST_RETRY, random.Random())
-            except StoreUnavailable as error:
-                _log.warning("shards_not_taken", shards=len(wanted), detail=str(error))
-                await self._loop.clock.sleep(next(waits))
-            finally:
-                self.loading.clear()
-
-    async def _raise(self, wanted: Sequence[ShardId]) -> Mapping[ShardId, Raised]:
-        requests = []
-        for shard in wanted:
-            holder = self._raising.setdefault(shard, os.urandom(16))
-            held = self._held.get(shard)
-            requests.append(RaiseRequest(shard, holder, None, held and (*held, holder)))
-        answers = await self._store.raise_epochs(self._leadership.coordination, requests, self._loop.clock.now().latest)
-        raised = {}
-        for shard, answer in answers.items():
-            if isinstance(answer, RaiseRefused):
-                self._wanted.discard(shard)
-                self._leadership.superseded(shard, answer)
-            else:
-                raised[shard] = answer
-                self.loading[shard] = answer.fence.epoch
-                self._held[shard] = (*self._held.get(shard, ()), self._raising.pop(shard))[-_HOLDERS_KEPT:]
-        return raised
-
-    async def _load(self, raised: Mapping[ShardId, Raised]) -> None:
-        began = self._loop.elapsed()
-        shards = sorted(raised)
-        horizon = horizon_at(self._loop.clock.now().latest, self._horizon)
-        held = await self._store.load_held(shards)
-        waiting = await self._store.load_buckets(shards, 0, horizon, self._options.head)
-        self._metrics.loads["term"] += 1
-        now = self._loop.clock.now()
-        begun = {
-            number: Shard(term.fence, term.first_sequence, horizon, self._options, now)
-            for number, term in raised.items()
-        }
-        self._loop.begin(begun.values())
-        for number, shard in begun.items():
-            self._loop.post_to(
-                shard,
-                HeldLoaded([task for task in held.tasks if task.shard == number], raised[number].raises),
-            )
-        post_buckets(self._loop, begun, waiting)
-        self._wanted.difference_update(shards)
-        self._metrics.terms_begun += len(begun)
-        _log.info(
-            "terms_begun",
-            shards=len(begun),
-            held=len(held.tasks),
-            near=len(waiting.tasks),
-            milliseconds=(self._loop.elapsed() - began) // bounds.MILLISECOND,
-        )
-        await set_aside(self._store, self._loop, self._metrics, [*held.corrupt, *waiting.corrupt])
+        await self._beginnings.run()
 
     # Watching.
 
@@ -194,11 +163,14 @@ class Terms:
             await self._loop.clock.sleep(interval)
             shards = list(self._loop.shards.values())
             checked.check_began()
+            if self._unanswered_since is None:
+                self._unanswered_since = self._loop.elapsed()
             try:
                 rows = {row.shard: row for row in await self._store.shards()}
             except StoreUnavailable as error:
                 _log.warning("terms_not_checked", detail=str(error))
                 continue
+            self._unanswered_since = None
             stale = [shard for shard in shards if not _is_proven(shard, rows.get(shard.fence.shard))]
             for shard in stale:
                 row = rows.get(shard.fence.shard)
