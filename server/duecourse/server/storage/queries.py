@@ -1,6 +1,7 @@
 """SQL from the files beside this module: whole migrations, and statements by name.
 
-A file of statements holds blocks that each begin with a line `-- name: <name>`; `{name}` stands for an earlier block.
+A file of statements holds blocks that each begin with a line `-- name: <name>`; `{name}` stands for an earlier block,
+or for one of another file that is given.
 """
 
 import re
@@ -13,10 +14,10 @@ _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _REFERENCE: Final = re.compile(r"\{(\w+)\}")
 
 
-def statements(file: str) -> Mapping[str, str]:
-    """Return the statements of a file in `sql/`, by name."""
+def statements(file: str, known: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Return the statements of a file in `sql/`, by name; it may refer to `known` ones."""
     _, *parts = _NAME.split((_FOLDER / "sql" / file).read_text(encoding="utf-8"))
-    found: dict[str, str] = {}
+    found = dict(known or {})
     for name, text in zip(parts[::2], parts[1::2], strict=True):
         found[name] = _REFERENCE.sub(lambda reference: found[reference[1]], text.strip())
     return found
