@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from simulation.checker import TRANSITIONS
-from simulation.plan import FaultKind
+from simulation.plan import CLUSTER_FAULTS, SOLO_FAULTS, Kind, Leaving
 
 from duecourse.server.core.task import AttemptOutcome
 
@@ -12,7 +12,6 @@ EXPECTED: Final = (
     "none to pending",
     *(f"{before} to {after}" for before, after in sorted(TRANSITIONS)),
     *(f"attempt {outcome}" for outcome in AttemptOutcome),
-    *(f"fault {kind}" for kind in FaultKind),
     *(f"store {answer}" for answer in ("committed", "taken", "mismatched", "stale", "raised", "raise refused")),
     *(f"store {fate}" for fate in ("not applied", "lost before", "lost after", "late", "held", "no answer in time")),
     *(f"read {kind}" for kind in ("tasks", "attempt", "lanes", "buckets", "held", "audit")),
@@ -27,13 +26,23 @@ EXPECTED: Final = (
     *(f"stop stop_reason_{reason}" for reason in ("cancelled", "timed_out")),
     *(f"answer {answer}" for answer in ("created", "existing", "prevented", "requested", "already_finished")),
     *(f"client {error}" for error in ("Unavailable", "OutcomeUncertain", "DeadlineExceeded", "TaskExists")),
-    "node superseded",
     "node drained",
     "purged",
     "handler starts",
 )  # fmt: skip
 
 
-def missing(seen: Mapping[str, int]) -> list[str]:
+_OF_KIND: Final = {
+    Kind.SOLO: (*(f"fault {fault}" for fault in SOLO_FAULTS), "node superseded"),
+    Kind.CLUSTER: (
+        *(f"fault {fault}" for fault in CLUSTER_FAULTS),
+        *(f"node left {leaving}" for leaving in Leaving if leaving is not Leaving.NOTHING),
+        "etcd txn applied",
+        "etcd lease granted",
+    ),
+}
+
+
+def missing(kind: Kind, seen: Mapping[str, int]) -> list[str]:
     """Return what did not happen."""
-    return [name for name in EXPECTED if not seen.get(name)]
+    return [name for name in (*EXPECTED, *_OF_KIND[kind]) if not seen.get(name)]

@@ -100,6 +100,8 @@ class SimulatedEtcd:
         self.members = [Member(self, number, f"etcd{number}") for number in range(size)]
         self.watches: dict[_WatchStream, None] = {}
         self.moment = moment
+        self.slowness: Micros = 0
+        """How long a request waits at most before it is looked at."""
         self._leader: Member | None = None
         self._leaderless_since: Micros | None = None
         self._election: asyncio.TimerHandle | None = None
@@ -163,6 +165,17 @@ class SimulatedEtcd:
         self._proposals.clear()
         self.keyspace.set_back(copy)
 
+    def heal(self) -> None:
+        """Run, all of it, and quickly."""
+        self.hasten()
+        for member in self.members:
+            member.thaw()
+        self.start()
+
+    def hasten(self) -> None:
+        """Be slow no more."""
+        self.slowness = 0
+
     # What members agree on.
 
     def count_votes(self) -> None:
@@ -180,9 +193,13 @@ class SimulatedEtcd:
 
     async def agree(self, apply: Callable[[], Any]) -> Any:
         """Apply something as soon as there is a leader. Raises Refused."""
+        loop = self.network.loop
+        if self.slowness:
+            waited: asyncio.Future[None] = loop.create_future()
+            loop.after(int(self.random.random() * self.slowness), _wake, waited)
+            await waited
         if self._leader is not None:
             return apply()
-        loop = self.network.loop
         answer: asyncio.Future[Any] = loop.create_future()
         self._proposals.append(partial(_settle, answer, apply))
         timer = loop.after(_REQUEST_TIMEOUT, _give_up, answer)
@@ -416,6 +433,11 @@ def _settle(answer: "asyncio.Future[Any]", apply: Callable[[], Any]) -> None:
         return
     if not answer.done():
         answer.set_result(result)
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def _give_up(answer: "asyncio.Future[Any]") -> None:

@@ -2,9 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from simulation import etcd_strikes
+from simulation.hosts import Node
 from simulation.loop import Process
 from simulation.plan import FaultKind, FaultPlan
 from simulation.store import Trouble
@@ -105,47 +108,55 @@ class Faults:
 
     def _crash_node(self, fault: FaultPlan, *, has_notice: bool) -> bool:
         world = self._world
-        node = world.nodes[world.active]
+        node = self._victim(fault)
         if node.process.is_dead or node.has_ended:
             return False
         world.kill(node.process, has_notice=has_notice)
-        self._held_back[world.active] = world.loop.now + min(fault.duration, 5 * bounds.SECOND)
+        self._hold_back(node.address, min(fault.duration, 5 * bounds.SECOND))
         return True
 
     def _pause_node(self, fault: FaultPlan) -> bool:
-        node = self._world.nodes[self._world.active]
+        node = self._victim(fault)
         if not node.is_up:
             return False
         node.process.pause()
         self._later(fault, partial(_resume, node.process))
         return True
 
-    def _replace_node(self, fault: FaultPlan) -> bool:
-        world = self._world
-        address = world.next_address()
-        if world.is_taken(address):
-            return False
-        world.start_node(address)
-        return True
+    def _join_node(self, fault: FaultPlan) -> bool:
+        return self._world.fleet.join(self._world.fleet.next_address())
 
     def _replace_paused_node(self, fault: FaultPlan) -> bool:
-        return self._pause_node(fault) and self._replace_node(fault)
+        return self._pause_node(fault) and self._join_node(fault)
 
     def _drain_node(self, fault: FaultPlan) -> bool:
-        node = self._world.nodes[self._world.active]
+        node = self._victim(fault)
         if not node.is_up or node.scheduler is None:
             return False
         node.process.context.copy().run(node.stop)
         return True
 
+    def _remove_node(self, fault: FaultPlan) -> bool:
+        if not self._drain_node(fault):
+            return False
+        self._hold_back(self._victim(fault).address, bounds.SECOND + fault.duration)
+        return True
+
     # The store.
 
     def _trouble_store(self, fault: FaultPlan) -> bool:
-        world = self._world
-        link = world.links[world.active]
+        return self._trouble_link(fault, self._world.fleet.victim(fault.target), _STORE[fault.kind])
+
+    def _trouble_all_links(self, fault: FaultPlan) -> bool:
+        troubles = list(_STORE.values())
+        trouble = troubles[fault.target % len(troubles)]
+        return sum(self._trouble_link(fault, address, trouble) for address in self._world.links) > 0
+
+    def _trouble_link(self, fault: FaultPlan, address: str, trouble: Trouble) -> bool:
+        link = self._world.links[address]
         if link.trouble is not Trouble.NONE:
             return False
-        link.trouble = _STORE[fault.kind]
+        link.trouble = trouble
         self._later(fault, link.mend)
         return True
 
@@ -153,16 +164,16 @@ class Faults:
 
     def _cut_streams(self, fault: FaultPlan, *, has_notice: bool) -> bool:
         world = self._world
-        return world.network.cut(self._worker(fault), world.active, has_notice=has_notice) > 0
+        return world.network.cut(self._worker(fault), world.fleet.victim(fault.target), has_notice=has_notice) > 0
 
     def _lose_one_way(self, fault: FaultPlan, *, is_up: bool) -> bool:
         world = self._world
-        return world.network.lose_one_way(self._worker(fault), world.active, is_up=is_up) > 0
+        return world.network.lose_one_way(self._worker(fault), world.fleet.victim(fault.target), is_up=is_up) > 0
 
     def _part(self, fault: FaultPlan, host: str) -> bool:
         world = self._world
         weather = world.network.weather
-        address = world.active
+        address = world.fleet.victim(fault.target)
         paths = [(host, address), (address, host)]
         if fault.target % 3:
             paths = paths[fault.target % 2 :][:1]
@@ -179,7 +190,26 @@ class Faults:
 
     def _cut_client(self, fault: FaultPlan) -> bool:
         world = self._world
-        return world.network.cut(self._client(fault), world.active, has_notice=bool(fault.target % 2)) > 0
+        return (
+            world.network.cut(self._client(fault), world.fleet.victim(fault.target), has_notice=bool(fault.target % 2))
+            > 0
+        )
+
+    def _part_nodes(self, fault: FaultPlan) -> bool:
+        other = self._world.fleet.victim(fault.target + 1 + fault.target // 6)
+        return other != self._world.fleet.victim(fault.target) and self._part(fault, other)
+
+    def _isolate_node(self, fault: FaultPlan) -> bool:
+        world = self._world
+        address = world.fleet.victim(fault.target)
+        trouble = Trouble.FROZEN if fault.target % 2 else Trouble.UNREACHABLE
+        self._trouble_link(fault, address, trouble)
+        others = [other for other in world.nodes if other != address]
+        for other in (*others, *world.etcd_hosts()):
+            for path in ((address, other), (other, address)):
+                world.network.weather.block(*path)
+                self._later(fault, partial(world.network.weather.unblock, *path))
+        return True
 
     def _slow_network(self, fault: FaultPlan) -> bool:
         weather = self._world.network.weather
@@ -197,7 +227,7 @@ class Faults:
         if worker.process.is_dead or worker.has_ended:
             return False
         world.kill(worker.process, has_notice=bool(fault.target % 2))
-        self._held_back[name] = world.loop.now + fault.duration
+        self._hold_back(name, fault.duration)
         return True
 
     def _pause_worker(self, fault: FaultPlan) -> bool:
@@ -214,17 +244,28 @@ class Faults:
         worker = world.workers[name]
         if not worker.is_up or worker.incarnation is None:
             return False
-        self._held_back[name] = world.loop.now + fault.duration
+        self._hold_back(name, fault.duration)
         worker.process.context.copy().run(worker.stop)
         return True
 
     # Clocks.
 
     def _jump_clock(self, fault: FaultPlan) -> bool:
-        world = self._world
         jump = _JUMPS[fault.target % len(_JUMPS)] * bounds.MILLISECOND
-        world.nodes[world.active].clock.offset += jump
+        self._victim(fault).clock.offset += jump
         return True
+
+    # Etcd.
+
+    def _trouble_etcd(self, fault: FaultPlan) -> bool:
+        lasting = replace(fault, duration=etcd_strikes.shortened(fault))
+        return etcd_strikes.STRIKES[fault.kind](self._world, lasting, partial(self._later, lasting))
+
+    def _victim(self, fault: FaultPlan) -> Node:
+        return self._world.nodes[self._world.fleet.victim(fault.target)]
+
+    def _hold_back(self, host: str, duration: Micros) -> None:
+        self._held_back[host] = self._world.loop.now + duration
 
     def _worker(self, fault: FaultPlan) -> str:
         return f"worker{fault.target % self._world.plan.setup.workers}"
@@ -244,7 +285,7 @@ _STRIKES: Final[dict[FaultKind, Callable[[Faults, FaultPlan], bool]]] = {
     FaultKind.NODE_CRASH: partial(Faults._crash_node, has_notice=True),
     FaultKind.NODE_LOST: partial(Faults._crash_node, has_notice=False),
     FaultKind.NODE_PAUSE: Faults._pause_node,
-    FaultKind.NODE_REPLACED: Faults._replace_node,
+    FaultKind.NODE_REPLACED: Faults._join_node,
     FaultKind.NODE_REPLACED_WHILE_PAUSED: Faults._replace_paused_node,
     FaultKind.NODE_DRAIN: Faults._drain_node,
     **dict.fromkeys(_STORE, Faults._trouble_store),
@@ -260,4 +301,10 @@ _STRIKES: Final[dict[FaultKind, Callable[[Faults, FaultPlan], bool]]] = {
     FaultKind.WORKER_PAUSE: Faults._pause_worker,
     FaultKind.WORKER_STOP: Faults._stop_worker,
     FaultKind.CLOCK_JUMP: Faults._jump_clock,
+    FaultKind.STORE_GONE_FOR_ALL: Faults._trouble_all_links,
+    FaultKind.NODE_PAIR_PARTITION: Faults._part_nodes,
+    FaultKind.NODE_ISOLATED: Faults._isolate_node,
+    FaultKind.NODE_JOINS: Faults._join_node,
+    FaultKind.NODE_LEAVES: Faults._remove_node,
+    **dict.fromkeys(etcd_strikes.STRIKES, Faults._trouble_etcd),
 }

@@ -7,7 +7,7 @@ notice* tells nobody.
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
@@ -121,6 +121,13 @@ class Network:
         calls = [call for call in self._calls if call.hosts == (client, server)]
         for call in calls:
             call.lose(is_up=is_up)
+        return len(calls)
+
+    def lose_methods(self, client: str, methods: Collection[str]) -> int:
+        """Lose both directions of a host's calls of some methods, without notice."""
+        calls = [call for call in self._calls if call.hosts[0] == client and call.method in methods]
+        for call in calls:
+            call.cut(has_notice=False)
         return len(calls)
 
     def open(self, call: "Call") -> None:

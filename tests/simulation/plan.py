@@ -16,6 +16,25 @@ TASK_TYPES: Final = ("send", "resize")
 QUEUES: Final = ("default", "mail")
 
 
+class Kind(StrEnum):
+    """What kind of cluster it is."""
+
+    SOLO = "solo"
+    """One node without etcd at a time, each followed by another."""
+    CLUSTER = "cluster"
+    """Nodes that meet in etcd."""
+
+
+class Leaving(StrEnum):
+    """How one node of a cluster is left when all else is healed."""
+
+    NOTHING = "well"
+    PAUSED = "paused"
+    DEAD = "dead"
+    WITHOUT_STORE = "without the store"
+    WITHOUT_ETCD = "without etcd"
+
+
 class Ending(StrEnum):
     """How an attempt's handler ends, if nobody stops it."""
 
@@ -57,9 +76,36 @@ class FaultKind(StrEnum):
     WORKER_PAUSE = "worker pause"
     WORKER_STOP = "worker stop"
     CLOCK_JUMP = "clock jump"
+    STORE_GONE_FOR_ALL = "store gone for all"
+    NODE_PAIR_PARTITION = "node pair partition"
+    NODE_ISOLATED = "node isolated"
+    """From etcd, the store, and all other nodes; workers and clients may still reach it."""
+    NODE_JOINS = "node joins"
+    NODE_LEAVES = "node leaves"
+    """Drains, and does not come back for a while."""
+    ETCD_PARTITION = "etcd partition"
+    """Between a node and all of etcd."""
+    ETCD_STREAMS_LOST = "etcd streams lost"
+    """Watch and keep-alive of a node fall silent; its calls go on."""
+    ETCD_ANSWER_LOST = "etcd answer lost"
+    ETCD_MEMBER_KILLED = "etcd member killed"
+    ETCD_MEMBER_FROZEN = "etcd member frozen"
+    ETCD_AWAY = "etcd away"
+    ETCD_FROZEN = "etcd frozen"
+    ETCD_SLOW = "etcd slow"
+    ETCD_COMPACTED = "etcd compacted"
+    """While the watches of a node are lost."""
+    SESSION_REVOKED = "session revoked"
+    ELECTION_KEY_DELETED = "election key deleted"
+    MEMBER_KEY_DELETED = "member key deleted"
 
 
-MOMENTS: Final = (
+SOLO_FAULTS: Final = tuple(FaultKind)[: tuple(FaultKind).index(FaultKind.STORE_GONE_FOR_ALL)]
+CLUSTER_FAULTS: Final = tuple(
+    kind for kind in FaultKind if kind not in (FaultKind.NODE_REPLACED, FaultKind.NODE_REPLACED_WHILE_PAUSED)
+)
+
+SOLO_MOMENTS: Final = (
     "commit sent",
     "commit applied",
     "commit answered",
@@ -74,6 +120,7 @@ MOMENTS: Final = (
     "outcome said",
 )
 """Moments at which a fault that waits for one strikes."""
+CLUSTER_MOMENTS: Final = (*SOLO_MOMENTS, "etcd txn applied", "etcd lease granted", "leases held")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +171,11 @@ class FaultPlan:
 class Setup:
     """How the cluster is set up."""
 
+    kind: Kind
+    nodes: int
+    members: int
+    """Of etcd; 0: there is none."""
+    session: Micros
     shards: int
     workers: int
     clients: int
@@ -142,6 +194,7 @@ class Setup:
     """How long faults go on; the rest is for healing."""
     leaves_paused: bool
     """What is paused at the end stays so."""
+    leaving: Leaving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,19 +207,24 @@ class Plan:
     faults: Sequence[FaultPlan]
 
 
-def draw(seed: int) -> Plan:
+def draw(seed: int, kind: Kind = Kind.SOLO) -> Plan:
     """Draw the plan of a seed."""
-    source = random.Random(f"{seed} plan")
-    setup = _setup(source)
+    source = random.Random(f"{seed} plan" if kind is Kind.SOLO else f"{seed} {kind} plan")
+    setup = _setup(source, kind)
     tasks = [_task(source, number, setup) for number in range(source.randint(100, 140))]
     faults = sorted((_fault(source, setup) for _ in range(source.randint(5, 12))), key=lambda fault: fault.at)
     return Plan(seed=seed, setup=setup, tasks=tasks, faults=faults)
 
 
-def _setup(source: random.Random) -> Setup:
+def _setup(source: random.Random, kind: Kind) -> Setup:
     lease, heartbeat = source.choice(((15, 5), (15, 3), (6, 2), (8, 1)))
+    is_solo = kind is Kind.SOLO
     return Setup(
-        shards=source.choice((1, 2, 4)),
+        kind=kind,
+        nodes=1 if is_solo else source.choice((3, 3, 3, 4)),
+        members=0 if is_solo else source.choice((1, 1, 3)),
+        session=0 if is_solo else source.choice((3, 5, 5)) * bounds.SECOND,
+        shards=source.choice((1, 2, 4) if is_solo else (2, 4, 6, 8)),
         workers=source.choice((2, 2, 3)),
         clients=2,
         slots=source.choice((1, 3, 10)),
@@ -181,6 +239,7 @@ def _setup(source: random.Random) -> Setup:
         is_shuffled=source.random() < 0.5,
         duration=source.randint(30, 45) * bounds.SECOND,
         leaves_paused=source.random() < 0.5,
+        leaving=Leaving.NOTHING if is_solo else source.choice((Leaving.NOTHING, *Leaving)),
     )
 
 
@@ -261,11 +320,12 @@ def _ending(source: random.Random) -> tuple[Ending, Micros]:
 
 
 def _fault(source: random.Random, setup: Setup) -> FaultPlan:
+    kinds, moments = (SOLO_FAULTS, SOLO_MOMENTS) if setup.kind is Kind.SOLO else (CLUSTER_FAULTS, CLUSTER_MOMENTS)
     return FaultPlan(
         at=source.randrange(bounds.SECOND, setup.duration - bounds.SECOND),
-        kind=source.choice(list(FaultKind)),
+        kind=source.choice(kinds),
         target=source.randrange(12),
         duration=int(source.choice((0.2, 1, 3, 8, 20)) * source.uniform(0.5, 1.5) * bounds.SECOND),
-        moment=source.choice(MOMENTS) if source.random() < 0.6 else None,
+        moment=source.choice(moments) if source.random() < 0.6 else None,
         reaction=source.choice((0, 0, 30, 300, 3_000)),
     )

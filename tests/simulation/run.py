@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from simulation import coverage, plan, shrink, trace, world
+from simulation.plan import Kind
 
 from duecourse.timing.clock import SystemClock
 
@@ -47,12 +49,12 @@ class Tally:
         self.failures += other.failures
 
 
-def run_seeds(seeds: Sequence[int]) -> Tally:
-    """Run some seeds one after another."""
+def run_seeds(kind: Kind, seeds: Sequence[int]) -> Tally:
+    """Run some seeds of a kind one after another."""
     tally = Tally()
     began = time.process_time()
     for seed in seeds:
-        result = world.run(plan.draw(seed))
+        result = world.run(plan.draw(seed, kind))
         tally.seeds += 1
         tally.counted += result.counts
         tally.steps += result.steps
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; returns the exit code."""
     parser = argparse.ArgumentParser(prog="simulation.run", description="Run the simulation.")
     parser.add_argument("--seeds", default="0:2000", help="one seed, or a range FROM:UNTIL (default: 0:2000)")
+    parser.add_argument("--kind", type=Kind, choices=list(Kind), default=Kind.SOLO, help="of cluster (default: solo)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument("--trace", action="store_true", help="run one seed and show what happened")
     parser.add_argument("--all", action="store_true", help="with --trace: show everything")
@@ -77,24 +80,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     first, _, until = given.seeds.partition(":")
     seeds = range(int(first), int(until) if until else int(first) + 1)
     if given.trace:
-        return _replay(seeds[0], is_shrunk=given.shrink, shows_all=given.all)
+        return _replay(plan.draw(seeds[0], given.kind), is_shrunk=given.shrink, shows_all=given.all)
     tally = Tally()
-    for part in _run_everywhere(seeds, given.jobs):
+    for part in _run_everywhere(given.kind, seeds, given.jobs):
         tally.add(part)
         _show_progress(tally, len(seeds))
         if len(tally.failures) >= given.stop_after:
             break
-    _report(tally)
+    _report(given.kind, tally)
     return 1 if tally.failures else 0
 
 
-def _run_everywhere(seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
+def _run_everywhere(kind: Kind, seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
     chunks = [seeds[start : start + _CHUNK] for start in range(0, len(seeds), _CHUNK)]
     if jobs == 1 or len(chunks) == 1:
-        yield from map(run_seeds, chunks)
+        yield from map(partial(run_seeds, kind), chunks)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        running = [pool.submit(run_seeds, chunk) for chunk in chunks]
+        running = [pool.submit(run_seeds, kind, chunk) for chunk in chunks]
         try:
             for done in as_completed(running):
                 yield done.result()
@@ -103,8 +106,7 @@ def _run_everywhere(seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
             pool.shutdown(cancel_futures=True)
 
 
-def _replay(seed: int, *, is_shrunk: bool, shows_all: bool) -> int:
-    wanted = plan.draw(seed)
+def _replay(wanted: plan.Plan, *, is_shrunk: bool, shows_all: bool) -> int:
     if is_shrunk:
         wanted = shrink.shrink(wanted, lambda text: print(text, file=sys.stderr))
     result = world.run(wanted, is_verbose=True)
@@ -118,17 +120,17 @@ def _show_progress(tally: Tally, wanted: int) -> None:
         print(f"{tally.seeds} of {wanted} seeds, {len(tally.failures)} failed", end=end, file=sys.stderr, flush=True)
 
 
-def _report(tally: Tally) -> None:
+def _report(kind: Kind, tally: Tally) -> None:
     rate = tally.steps / max(tally.cpu_seconds, 1e-9)
     print(
         f"{tally.seeds} seeds, {tally.counted} of them counted; {tally.steps} events,"
         f" {tally.simulated / 3_600_000_000:.1f} simulated hours; {rate:.0f} events a second on one core"
     )
-    missing = coverage.missing(tally.coverage)
+    missing = coverage.missing(kind, tally.coverage)
     print(f"not seen: {', '.join(missing) if missing else 'nothing'}")
     for seed, text in sorted(tally.failures):
         print(f"seed {seed} at commit {_commit()}: {text}")
-        print(f"    python -m simulation.run --seeds {seed} --trace --shrink")
+        print(f"    python -m simulation.run --kind {kind} --seeds {seed} --trace --shrink")
 
 
 def _commit() -> str:

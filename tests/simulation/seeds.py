@@ -7,11 +7,14 @@ relies on `planted`, where the same faults are planted anew, for what these seed
 from dataclasses import dataclass
 from typing import Final
 
+from simulation.plan import Kind
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A fault that the simulation found."""
 
+    kind: Kind
     seed: int
     invariant: str
     fault: str
@@ -20,24 +23,28 @@ class Found:
 
 FOUND: Final = (
     Found(
+        Kind.SOLO,
         5,
         "S13",
         "a replaced leader that went on after a pause told workers that leases of its successor were lost",
         "Call a lease lost only after a read, since a replaced leader does not know its successor's grants",
     ),
     Found(
+        Kind.SOLO,
         27,
         "S13",
         "the same, with three workers",
         "Call a lease lost only after a read, since a replaced leader does not know its successor's grants",
     ),
     Found(
+        Kind.SOLO,
         702,
         "L4",
         "a node whose store was away for 25 s while it took its shards gave up, though nobody had superseded it",
         "Keep trying to take a shard through a long outage, and know a late raise for one's own",
     ),
     Found(
+        Kind.SOLO,
         2077,
         "S7",
         "an assignment that was under way for longer than its attempt's time and grace was started all the same",

@@ -20,9 +20,9 @@ _TIME_OF_A_PART: Final = 12 * bounds.SECOND
 _DIGESTS: Final = "from simulation import plan, world; print([world.run(plan.draw(s)).digest for s in range(3)])"
 
 
-@pytest.mark.parametrize("found", FOUND, ids=lambda found: f"seed {found.seed}")
+@pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{found.kind} seed {found.seed}")
 def test_a_seed_that_found_a_fault_finds_it_no_more(found: Found) -> None:
-    result = world.run(plan.draw(found.seed))
+    result = world.run(plan.draw(found.seed, found.kind))
     assert not result.violations, found.fault
 
 
@@ -33,7 +33,7 @@ def test_no_seed_breaks_a_promise(part: int) -> None:
     counted = 0
     seed = part
     while clock.elapsed() < until:
-        tally = run_seeds([seed])
+        tally = run_seeds(plan.Kind.SOLO, [seed])
         assert not tally.failures
         counted += tally.counted
         seed += _PARTS

@@ -15,11 +15,13 @@ from typing import Any, Final
 from simulation import channels, machine
 from simulation.checker import Checker, Violation
 from simulation.clock import MachineClock
+from simulation.etcd import SimulatedEtcd
 from simulation.faults import Faults
+from simulation.fleets import ADDRESSES, Assembly, Fleet, Succession
 from simulation.hosts import Brief, Node, Submitter, Worker, incarnation_of
 from simulation.loop import Deadlock, Process, SimulationLoop
 from simulation.network import Network
-from simulation.plan import Plan
+from simulation.plan import Kind, Plan
 from simulation.store import Link, SimulatedStore
 
 from duecourse.model import bounds
@@ -28,7 +30,6 @@ from duecourse.server.core.task import HELD
 from duecourse.server.storage import TaskQuery
 from duecourse.server.storage.memory import MemoryStore
 
-ADDRESSES: Final = ("a", "b", "c")
 _STEP: Final = 50 * bounds.MILLISECOND
 _ALARMS: Final = frozenset(("shard_failed", "unexpected_error", "protocol violated", "write_set_aside"))
 _RECONNECT_BOUND: Final = 15 * bounds.SECOND
@@ -91,8 +92,6 @@ class World:
         self.network = Network(self.loop, plan.seed, self.checker)
         self.nodes: dict[str, Node] = {}
         """The latest at each address."""
-        self.active = ""
-        """The address of the node that was started last."""
         self.workers: dict[str, Worker] = {}
         self.links = {address: Link(f"{plan.seed} {address}") for address in ADDRESSES}
         self.is_healing = False
@@ -101,10 +100,14 @@ class World:
         self._briefs = {task.task_id: Brief(task) for task in plan.tasks}
         self._starts: Counter[str] = Counter()
         self._clients: list[Submitter] = []
-        self._faults = Faults(self, plan.faults)
+        self.faults = Faults(self, plan.faults)
         self._connected_since: Micros | None = None
         self._ended_at: Micros = 0
-        self.checker.strike = self._faults.happened
+        self.fleet: Fleet = Succession(self) if setup.kind is Kind.SOLO else Assembly(self)
+        self.etcd = (
+            SimulatedEtcd(self.network, plan.seed, setup.members, self.checker.happened) if setup.members else None
+        )
+        self.checker.strike = self.faults.happened
         self.checker.exists = lambda key: key in self._backing._records
 
     # What the run is told.
@@ -132,7 +135,6 @@ class World:
         store = SimulatedStore(self._backing, self.links[address], process, self.loop.world.context, self.checker)
         node = Node(self.plan.setup, address, process, clock, store, self.network, self.checker)
         self.nodes[address] = node
-        self.active = address
         self.note(process.name, "starts")
         process.spawn(node.run(), process.name)
         return node
@@ -140,22 +142,15 @@ class World:
     def start_worker(self, name: str) -> Worker:
         """Start a worker."""
         process = self._process(name)
-        worker = Worker(self.plan.setup, name, ADDRESSES, process, self._clock(name), self._briefs, self.checker)
+        worker = Worker(self.plan.setup, name, self.fleet.known, process, self._clock(name), self._briefs, self.checker)
         self.workers[name] = worker
         self.note(process.name, "starts")
         process.spawn(worker.run(), process.name)
         return worker
 
-    def next_address(self) -> str:
-        """Return an address where no node runs, other than the active one's if there is one."""
-        index = ADDRESSES.index(self.active)
-        order = [*ADDRESSES[index + 1 :], *ADDRESSES[: index + 1]]
-        return next((one for one in order if not self.is_taken(one)), self.active)
-
-    def is_taken(self, address: str) -> bool:
-        """Tell whether a process runs at an address, be it paused."""
-        node = self.nodes.get(address)
-        return node is not None and not node.process.is_dead and not node.has_ended
+    def etcd_hosts(self) -> Sequence[str]:
+        """Return the machines that etcd runs on."""
+        return [] if self.etcd is None else self.etcd.endpoints
 
     def kill(self, process: Process, *, has_notice: bool) -> None:
         """End a process as SIGKILL does, or as a power cut does, which nobody notices."""
@@ -168,12 +163,14 @@ class World:
         """Live through the plan."""
         setup = self.plan.setup
         clock = MachineClock(self.loop)
-        self.start_node(ADDRESSES[0])
+        if self.etcd is not None:
+            self.etcd.start()
+        self.fleet.begin()
         for number in range(setup.workers):
             self.start_worker(f"worker{number}")
         for number in range(setup.clients):
             self._start_client(number)
-        self._faults.schedule()
+        self.faults.schedule()
         while self.loop.now < setup.duration and self._is_sound():
             await clock.sleep(_STEP)
             self._watch_over()
@@ -182,7 +179,7 @@ class World:
             await self._heals(clock)
         if self._is_sound():
             self.checker.check_store(await self._everything())
-        self._faults.stop()
+        self.faults.stop()
         self._ended_at = self.loop.now
 
     def result(self) -> Result:
@@ -199,7 +196,7 @@ class World:
             self._ended_at,
             len(checker.records),
             max(0, len(checker.raises) - 1),
-            self._faults.fired,
+            self.faults.fired,
             self.trace,
         )
 
@@ -211,36 +208,26 @@ class World:
         for one in self.nodes.values():
             if one.metrics.audit_misses or one.metrics.corrupt_records:
                 self.checker.fail("L1", f"{one.process} had missed a due task that the store holds")
-        node = self.nodes[self.active]
-        if (node.has_ended or node.process.is_dead) and not self._faults.holds_back(self.active):
-            running = [one for one in self.nodes.values() if one.is_up]
-            if running:
-                self.active = running[-1].address
-            else:
-                self.start_node(self.next_address())
+        self.fleet.watch_over()
         for name, worker in self.workers.items():
-            if (worker.has_ended or worker.process.is_dead) and not self._faults.holds_back(name):
+            if (worker.has_ended or worker.process.is_dead) and not self.faults.holds_back(name):
                 self.start_worker(name)
 
     def _heal(self) -> None:
         self.is_healing = True
-        self._faults.stop()
+        self.faults.stop()
         self.note("world", "is healed")
         self.network.weather.clear()
         for link in self.links.values():
             link.mend()
         for clock in self._clocks.values():
             clock.offset = 0
-        for node in self.nodes.values():
-            if node.process.is_paused and self.plan.setup.leaves_paused:
-                self.network.gone(node.process, has_notice=False)
-            elif node.process.is_paused:
-                node.process.resume()
+        if self.etcd is not None:
+            self.etcd.heal()
+        self.fleet.heal()
         for worker in self.workers.values():
             if worker.process.is_paused:
                 worker.process.resume()
-        if not self.nodes[self.active].is_up:
-            self.start_node(self.next_address())
 
     async def _heals(self, clock: MachineClock) -> None:
         healed_at = self.loop.now
@@ -283,7 +270,7 @@ class World:
         name = f"client{number}"
         briefs = [brief for brief in self._briefs.values() if brief.plan.client == number]
         process = self._process(name)
-        client = Submitter(name, ADDRESSES, process, self._clock(name), briefs, self.checker, self.loop)
+        client = Submitter(name, self.fleet.known, process, self._clock(name), briefs, self.checker, self.loop)
         self._clients.append(client)
         process.spawn(client.run(), name)
 
