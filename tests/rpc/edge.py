@@ -31,16 +31,33 @@ from duecourse.server.core.task import (
     TaskKey,
     TaskState,
 )
+from duecourse.server.leadership import Member
+from duecourse.server.leadership.solo import Solo
 from duecourse.server.rpc import ClusterDescription, NodeDescription, ShardDescription, ShardStanding
 from duecourse.server.rpc.calls import Calls
+from duecourse.server.rpc.cluster_news import ClusterNews
 from duecourse.server.rpc.cluster_service import ClusterService
-from duecourse.server.rpc.server import Server
+from duecourse.server.rpc.server import api_server
+from duecourse.server.rpc.surfaces import CLUSTER, TASKS, WORKERS, Surface
 from duecourse.server.rpc.task_service import TaskService
 from duecourse.server.rpc.worker_service import WorkerService
-from duecourse.server.storage import CorruptRecord, StoredTask, StoreUnavailable, TaskPage, TaskQuery, TaskStore
+from duecourse.server.storage import (
+    CorruptRecord,
+    ShardRow,
+    StoredTask,
+    StoreUnavailable,
+    TaskPage,
+    TaskQuery,
+    TaskStore,
+)
+from duecourse.timing.clock import SystemClock
 from duecourse.v1 import cluster_service_pb2_grpc, task_service_pb2_grpc, worker_service_pb2_grpc
 
 NOW: Micros = 1_800_000_000 * bounds.SECOND
+ROWS = [
+    ShardRow(ShardId(0), 0, 8_192, "solo", Epoch(7), b"h" * 16),
+    ShardRow(ShardId(1), 8_192, 16_384, "solo", Epoch(0), b""),
+]
 
 
 @dataclass
@@ -131,20 +148,23 @@ class Edge:
         self.node = Node(max_streams)
         self.metrics = self.node.metrics
         self.calls = Calls(self.metrics, max_calls)
-        self.server = Server(
+        self.drained = 0
+        view = Solo(Member(node_id="n1", address="localhost:7400", peer_address="", version="0.1.0"))
+        self.news = ClusterNews(view, ROWS, SystemClock(), self.metrics, max_watchers=2)
+        tasks = TaskService(
+            self.commands,
+            cast(TaskStore, self.store),
             self.calls,
-            TaskService(
-                self.commands,
-                cast(TaskStore, self.store),
-                self.calls,
-                self.metrics,
-                shard_of_slot=self.node.port.shard_of_slot,
-                utc=lambda: NOW,
-            ),
-            WorkerService(self.node.hub, self.node.port, self.calls),
-            ClusterService(describe, self.calls),
-            has_reflection=has_reflection,
+            self.metrics,
+            shard_of_slot=self.node.port.shard_of_slot,
+            utc=lambda: NOW,
         )
+        servicers = {
+            TASKS: tasks,
+            WORKERS: WorkerService(self.node.hub, self.node.port, self.calls),
+            CLUSTER: ClusterService(describe, view, self.news, self.calls, drain=self.drain),
+        }
+        self.server = api_server(Surface(servicers, self.calls, self.news), has_reflection=has_reflection)
         self.port = 0
 
     @asynccontextmanager
@@ -161,6 +181,9 @@ class Edge:
         finally:
             self.node.hub.close()
             await self.server.stop(bounds.SECOND)
+
+    def drain(self) -> None:
+        self.drained += 1
 
     @property
     def address(self) -> str:

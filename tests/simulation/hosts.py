@@ -27,15 +27,11 @@ from duecourse.server.failpoints import Failpoints
 from duecourse.server.leadership import Superseded
 from duecourse.server.leadership.solo import Solo
 from duecourse.server.rpc import ClusterDescription, NodeDescription, registration
-from duecourse.server.rpc.calls import Calls
-from duecourse.server.rpc.cluster_service import ClusterService
-from duecourse.server.rpc.task_service import TaskService
-from duecourse.server.rpc.worker_service import WorkerService
+from duecourse.server.rpc.surfaces import Behind, Surfaces
 from duecourse.server.scheduler import Options, Scheduler
 from duecourse.server.storage import StoreUnavailable
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing import backoff
-from duecourse.v1 import cluster_service_pb2, task_service_pb2, worker_service_pb2
 from duecourse.worker import NonRetryable, RetryAfter, TaskContext
 from duecourse.worker.capacity import Capacity, Introduction
 from duecourse.worker.incarnation import Incarnation
@@ -127,25 +123,21 @@ class Node:
         )
         metrics = self.metrics
         scheduler = Scheduler(options, self._store, rows, Solo(), self.clock, metrics, Failpoints())  # type: ignore[arg-type]
-        calls = Calls(metrics)
-        loop = scheduler.loop
-        services = (
-            (
-                task_service_pb2.DESCRIPTOR.services_by_name["TaskService"],
-                TaskService(
-                    scheduler.commands, self._store, calls, metrics, shard_of_slot=loop.shard_of_slot, utc=loop.utc
-                ),
-            ),
-            (
-                worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"],
-                WorkerService(scheduler.hub, loop, calls),
-            ),
-            (
-                cluster_service_pb2.DESCRIPTOR.services_by_name["ClusterService"],
-                ClusterService(partial(self._describe, scheduler), calls),
-            ),
+        behind = Behind(
+            node_id=self.process.name,
+            commands=scheduler.commands,
+            loop=scheduler.loop,
+            hub=scheduler.hub,
+            store=self._store,  # type: ignore[arg-type]
+            rows=rows,  # type: ignore[arg-type]
+            view=scheduler.view,
+            metrics=metrics,
+            describe=partial(self._describe, scheduler),
+            drain=self._told_to_end.set,
         )
-        self._network.listen(self.address, self.process, [registration.handler_of(*service) for service in services])
+        servicers = Surfaces(behind, has_peers=False).api.servicers
+        handlers = [registration.handler_of(*service) for service in servicers.items()]
+        self._network.listen(self.address, self.process, handlers)
         return scheduler
 
     def _describe(self, scheduler: Scheduler) -> ClusterDescription:

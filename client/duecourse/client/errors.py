@@ -36,7 +36,7 @@ _TASK_PREFIX: Final = re.compile(r"^tasks?(\[\d+\])?\.")
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _REASON_PREFIX: Final = "ERROR_REASON_"
 # gRPC tells only in words that a request never left this machine. Whatever is not recognised counts as perhaps sent.
-_NEVER_SENT: Final = ("failed to connect to all addresses", "DNS resolution failed", "name resolution failed")
+NEVER_SENT: Final = ("failed to connect to all addresses", "DNS resolution failed", "name resolution failed")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ def from_details(details: Details) -> DuecourseError:
     """Choose the exception: by the reason, else by the code."""
     kind = _BY_REASON.get(details.reason) or _BY_CODE.get(details.code, ServerFault)
     if details.code is grpc.StatusCode.UNAVAILABLE and kind is ServerFault:
-        surely_nothing = bool(details.reason) or details.message.startswith(_NEVER_SENT)
+        surely_nothing = bool(details.reason) or details.message.startswith(NEVER_SENT)
         kind = Unavailable if surely_nothing else OutcomeUncertain
     # Which task of the request it was says nothing to a caller, who did not see the request.
     field = _TASK_PREFIX.sub("", details.field)
@@ -210,7 +210,7 @@ def _call_details(failed: grpc.aio.AioRpcError) -> Details:
     reason = field = ""
     retry_after = None
     metadata: Mapping[str, str] = {}
-    for detail in _status(failed).details:
+    for detail in status_of(failed).details:
         match detail.TypeName():
             case "google.rpc.ErrorInfo":
                 info = error_details_pb2.ErrorInfo.FromString(detail.value)
@@ -231,7 +231,8 @@ def _call_details(failed: grpc.aio.AioRpcError) -> Details:
     )
 
 
-def _status(failed: grpc.aio.AioRpcError) -> status_pb2.Status:
+def status_of(failed: grpc.aio.AioRpcError) -> status_pb2.Status:
+    """Read the details of a call's status; empty if it came from gRPC itself, or from something in between."""
     for key, value in failed.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
             return status_pb2.Status.FromString(value)

@@ -26,11 +26,8 @@ from duecourse.server.failpoints import Failpoints
 from duecourse.server.leadership import Member, Superseded
 from duecourse.server.leadership.solo import Solo
 from duecourse.server.rpc import ClusterDescription, NodeDescription
-from duecourse.server.rpc.calls import Calls
-from duecourse.server.rpc.cluster_service import ClusterService
-from duecourse.server.rpc.server import Server
-from duecourse.server.rpc.task_service import TaskService
-from duecourse.server.rpc.worker_service import WorkerService
+from duecourse.server.rpc.server import api_server
+from duecourse.server.rpc.surfaces import Behind, Surfaces
 from duecourse.server.scheduler import Options, Scheduler
 from duecourse.server.storage import ShardRow, StoreRefused, StoreUnavailable, TaskStore
 from duecourse.server.telemetry import logs
@@ -108,15 +105,21 @@ class Node:
         self._scheduler = scheduler = Scheduler(
             _options(settings), store, rows, leadership, clock, metrics, Failpoints(settings.failpoints)
         )
-        calls = Calls(metrics)
-        loop = scheduler.loop
-        self._server = Server(
-            calls,
-            TaskService(scheduler.commands, store, calls, metrics, shard_of_slot=loop.shard_of_slot, utc=loop.utc),
-            WorkerService(scheduler.hub, loop, calls),
-            ClusterService(self._describe, calls),
-            has_reflection=settings.reflection,
+        self._told_to_end = asyncio.Event()
+        behind = Behind(
+            node_id=settings.node_id,
+            commands=scheduler.commands,
+            loop=scheduler.loop,
+            hub=scheduler.hub,
+            store=store,
+            rows=rows,
+            view=scheduler.view,
+            metrics=metrics,
+            describe=self._describe,
+            drain=self._told_to_end.set,
         )
+        self._surfaces = Surfaces(behind, has_peers=False)
+        self._server = api_server(self._surfaces.api, has_reflection=settings.reflection)
         self._admin = AdminServer(metrics, is_live=self._is_live, why_not_ready=scheduler.why_not_ready)
 
     async def run(self) -> None:
@@ -125,29 +128,30 @@ class Node:
         try:
             async with (
                 self._admin.serving(host, port) as admin_port,
-                _signals() as told_to_end,
+                _signals(self._told_to_end),
                 asyncio.TaskGroup() as group,
             ):
                 self._scheduler.start(group)
-                group.create_task(self._serve(told_to_end, admin_port), name="serve")
+                group.create_task(self._serve(admin_port), name="serve")
         except* _Ended:
             pass
         finally:
             async with asyncio.timeout(_CLOSE_LIMIT / bounds.SECOND):
                 await self._store.close()
 
-    async def _serve(self, told_to_end: asyncio.Event, admin_port: int) -> Never:
+    async def _serve(self, admin_port: int) -> Never:
         port = await self._server.start(self._settings.api_listen)
         self._address = self._settings.advertised_address(port)
         self._leadership.introduce(self._member())
         try:
             async with asyncio.TaskGroup() as group:
                 ready = group.create_task(self._announce_ready(admin_port), name="announce ready")
-                await told_to_end.wait()
+                await self._told_to_end.wait()
                 ready.cancel()
             await self._drain()
         finally:
             await self._server.stop(0)
+            await self._surfaces.close()
         raise _Ended
 
     async def _announce_ready(self, admin_port: int) -> None:
@@ -219,9 +223,8 @@ def _make_store(settings: Settings) -> TaskStore:
 
 
 @asynccontextmanager
-async def _signals() -> AsyncIterator[asyncio.Event]:
-    """Yield an event that the first signal sets; a second signal ends the process as if nobody had asked for it."""
-    told = asyncio.Event()
+async def _signals(told: asyncio.Event) -> AsyncIterator[None]:
+    """Have the first signal set an event; a second signal ends the process as if nobody had asked for it."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
 
@@ -234,7 +237,7 @@ async def _signals() -> AsyncIterator[asyncio.Event]:
     for number in numbers:
         loop.add_signal_handler(number, first)
     try:
-        yield told
+        yield
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

@@ -28,7 +28,9 @@ Response = TypeVar("Response")
 class Calls:
     """The calls that are under way."""
 
-    def __init__(self, metrics: Metrics, max_calls: int = MAX_CALLS) -> None:
+    def __init__(self, metrics: Metrics, max_calls: int = MAX_CALLS, *, counted_as: str = "") -> None:
+        """Begin with none; `counted_as` goes before the methods' names in the metric."""
+        self._counted_as = counted_as
         self._metrics = metrics
         self._max_calls = max_calls
         self._limits: set[asyncio.Timeout] = set()
@@ -62,7 +64,7 @@ class Calls:
 
     def count(self, method: str, code: grpc.StatusCode) -> None:
         """Count a call that ended."""
-        self._metrics.rpc_requests[method, code.name] += 1
+        self._metrics.rpc_requests[self._counted_as + method, code.name] += 1
 
     def close(self) -> None:
         """End all calls that are under way, now: the node goes. What became of them is not known."""

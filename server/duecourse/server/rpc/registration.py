@@ -6,11 +6,18 @@ which the guard of a call or of a stream refuses like any other bad input.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
+
+_MAKERS: Final = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +31,7 @@ def handler_of(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcH
     """Return the handler that serves all methods of a service by the servicer's methods of the same names."""
     methods = {}
     for method in service.methods:
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if method.client_streaming and method.server_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
+        make = _MAKERS[method.client_streaming, method.server_streaming]
         methods[method.name] = make(
             getattr(servicer, method.name),
             request_deserializer=_lenient(GetMessageClass(method.input_type)),

@@ -33,6 +33,14 @@ _LATER: Final = bounds.SECOND
 _log = logs.get("rpc")
 
 
+class Relayed(errors.DomainError):
+    """What another node refused: its caller is told as that node told it."""
+
+    def __init__(self, refusal: "Refusal") -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """What a caller is told."""
@@ -45,6 +53,7 @@ class Refusal:
     """The field at fault, if it is one field's."""
     retry_after: Micros | None = None
     detail: Message | None = None
+    """One more; packed already, if it came from another node."""
 
     @property
     def number(self) -> int:
@@ -55,6 +64,8 @@ class Refusal:
 
 def refusal(error: BaseException) -> Refusal:
     """Look an error up in the table. One that is not in it is our own fault: logged, and told by its id alone."""
+    if isinstance(error, Relayed):
+        return error.refusal
     for look_up in (_of_request, _of_moment, _of_stream):
         found = look_up(error)
         if found is not None:
@@ -91,7 +102,8 @@ def item_error(error: errors.DomainError, item: task_service_pb2.ItemError) -> N
     found = refusal(error)
     item.code = found.number
     item.reason = found.reason
-    item.message = found.message
+    error_id = found.metadata.get("error_id")
+    item.message = f"{found.message}; error_id {error_id}" if error_id else found.message
     item.field = found.field_path
     if found.retry_after is not None:
         item.retry_delay.seconds, rest = divmod(found.retry_after, bounds.SECOND)
@@ -122,9 +134,11 @@ def _status(found: Refusal) -> status_pb2.Status:
 
 
 def _add(status: status_pb2.Status, detail: Message) -> None:
-    packed = AnyMessage()
-    packed.Pack(detail)
-    status.details.append(packed)
+    packed = status.details.add()
+    if isinstance(detail, AnyMessage):
+        packed.CopyFrom(detail)
+    else:
+        packed.Pack(detail)
 
 
 def _of_request(error: BaseException) -> Refusal | None:
@@ -173,6 +187,13 @@ def _of_request(error: BaseException) -> Refusal | None:
                 metadata=numbers,
                 detail=details.PreconditionFailure(violations=[violation_of]),
             )
+        case errors.NodeNotFound():
+            return Refusal(
+                code=grpc.StatusCode.NOT_FOUND,
+                reason=reasons.ERROR_REASON_NODE_NOT_FOUND,
+                message="no live node has this name",
+                detail=details.ResourceInfo(resource_type="duecourse.v1.Node", resource_name=error.node_id),
+            )
         case errors.RecordCorrupt():
             return Refusal(
                 code=grpc.StatusCode.DATA_LOSS,
@@ -206,7 +227,7 @@ def _of_moment(error: BaseException) -> Refusal | None:
         case errors.OutcomeUncertain():
             return _unavailable(
                 reasons.ERROR_REASON_OUTCOME_UNCERTAIN,
-                "the store's answer was lost; a retry with the same ids is safe and tells",
+                "an answer was lost on its way; a retry with the same ids is safe and tells",
             )
         case errors.Overloaded():
             violation = details.QuotaFailure.Violation(subject=error.what, description="too much waits already")
@@ -230,7 +251,8 @@ def _of_stream(error: BaseException) -> Refusal | None:
                 message=error.problem,
             )
         case StreamEnded():
-            return _unavailable(reasons.ERROR_REASON_STREAM_ENDED, error.why)
+            metadata = {"node_id": error.node_id} if error.node_id else {}
+            return _unavailable(reasons.ERROR_REASON_STREAM_ENDED, error.why, metadata)
     return None
 
 

@@ -1,20 +1,26 @@
 """`TaskService`: parses requests, has commands carried out by the node, and reads tasks from the store.
 
-A batch has a result for each item: one that is malformed is refused alone, and the rest is submitted.
+A batch has a result for each item: one that is malformed is refused alone, and the rest is submitted. With a `Routing`
+the commands of other nodes' shards are carried out there; without one, as it is for a node alone and for what other
+nodes send, this node carries out what it leads and refuses the rest.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
+import uuid_utils
 from grpc import aio
 
-from duecourse.model import bounds
+from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros
 from duecourse.server.core import errors
 from duecourse.server.core.effects import Submitted
 from duecourse.server.core.task import ShardId, Submission, TaskKey, TaskState
 from duecourse.server.rpc import Commands, convert, page_token, present
 from duecourse.server.rpc.calls import Calls
+from duecourse.server.rpc.mutations import Batch, Cancellation, OneSubmission
+from duecourse.server.rpc.routing import Routing
 from duecourse.server.storage import CorruptRecord, StoredTask, StoreUnavailable, TaskPage, TaskQuery, TaskStore
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
@@ -22,6 +28,7 @@ from duecourse.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
 PAGE_BYTES: Final = bounds.MAX_REQUEST_BYTES * 3 // 4
 _STATES: Final = {number: state for state, number in present.STATES.items()}
 _VIEWS: Final = (task_pb2.TASK_VIEW_UNSPECIFIED, task_pb2.TASK_VIEW_BASIC, task_pb2.TASK_VIEW_FULL)
+_Context = aio.ServicerContext[Any, Any]
 
 
 class TaskService(task_service_pb2_grpc.TaskServiceServicer):
@@ -36,12 +43,15 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         *,
         shard_of_slot: Callable[[int], ShardId],
         utc: Callable[[], Micros],
+        routing: Routing | None = None,
     ) -> None:
         self._commands = commands
         self._store = store
         self._calls = calls
         self._metrics = metrics
+        self._shard_of_slot = shard_of_slot
         self._utc = utc
+        self._routing = routing
         self._submissions = convert.Submissions(shard_of_slot)
 
     async def SubmitTask(  # noqa: N802
@@ -52,7 +62,7 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         ],
     ) -> task_service_pb2.SubmitTaskResponse:
         """Submit one task."""
-        return await self._calls.answer("SubmitTask", context, self._submit, request)
+        return await self._calls.answer("SubmitTask", context, partial(self._submit, context), request)
 
     async def SubmitTasks(  # noqa: N802
         self,
@@ -62,7 +72,7 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         ],
     ) -> task_service_pb2.SubmitTasksResponse:
         """Submit tasks."""
-        return await self._calls.answer("SubmitTasks", context, self._submit_batch, request)
+        return await self._calls.answer("SubmitTasks", context, partial(self._submit_batch, context), request)
 
     async def GetTask(  # noqa: N802
         self,
@@ -88,31 +98,39 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         ],
     ) -> task_service_pb2.CancelTaskResponse:
         """Cancel a task."""
-        remaining = context.time_remaining()
+        return await self._calls.answer("CancelTask", context, partial(self._cancel, context), request)
 
-        async def cancel(request: task_service_pb2.CancelTaskRequest) -> task_service_pb2.CancelTaskResponse:
-            return await self._cancel(request, remaining)
-
-        return await self._calls.answer("CancelTask", context, cancel, request)
-
-    async def _submit(self, request: task_service_pb2.SubmitTaskRequest) -> task_service_pb2.SubmitTaskResponse:
+    async def _submit(
+        self, context: _Context, request: task_service_pb2.SubmitTaskRequest
+    ) -> task_service_pb2.SubmitTaskResponse:
         try:
             submission = self._submissions.one(request, self._utc())
         except errors.InvalidField:
             self._metrics.tasks_refused += 1
             raise
-        (answer,) = await self._commands.submit((submission,))
+        if self._routing is None:
+            (answer,) = await self._commands.submit((submission,))
+        else:
+            one = OneSubmission(self._commands, request, submission)
+            (answer,) = await self._routing.carry_out(one, context.time_remaining())
         if not isinstance(answer, Submitted):
             raise answer
         response = task_service_pb2.SubmitTaskResponse()
         present.submitted(submission.task_id, answer, response.submitted)
         return response
 
-    async def _submit_batch(self, request: task_service_pb2.SubmitTasksRequest) -> task_service_pb2.SubmitTasksResponse:
+    async def _submit_batch(
+        self, context: _Context, request: task_service_pb2.SubmitTasksRequest
+    ) -> task_service_pb2.SubmitTasksResponse:
         parsed = self._submissions.batch(request, self._utc())
         submissions = [one for one in parsed if isinstance(one, Submission)]
         self._metrics.tasks_refused += len(parsed) - len(submissions)
-        answers = iter(await self._commands.submit(submissions) if submissions else ())
+        if self._routing is None or not submissions:
+            answers = iter(await self._commands.submit(submissions) if submissions else ())
+        else:
+            indexes = [index for index, one in enumerate(parsed) if isinstance(one, Submission)]
+            batch = Batch(self._commands, request, submissions, indexes)
+            answers = iter(await self._routing.carry_out(batch, context.time_remaining()))
         response = task_service_pb2.SubmitTasksResponse()
         add = response.results.add
         for one in parsed:
@@ -152,7 +170,7 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         return _page(query, page)
 
     async def _cancel(
-        self, request: task_service_pb2.CancelTaskRequest, remaining: float | None
+        self, context: _Context, request: task_service_pb2.CancelTaskRequest
     ) -> task_service_pb2.CancelTaskResponse:
         namespace = convert.namespace_of(request.namespace)
         task_id = convert.required_name(request.task_id, "task_id")
@@ -161,15 +179,30 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         wait = bounds.DEFAULT_CANCEL_WAIT
         if request.HasField("wait"):
             wait = convert.duration(request.wait, "wait", 0, bounds.MAX_CANCEL_WAIT)
+        remaining = context.time_remaining()
         if remaining is not None:
             # The answer should reach a client whose deadline is shorter than its wait.
             wait = min(wait, int(remaining * bounds.SECOND * 0.8))
         elif wait > bounds.DEFAULT_CALL_DEADLINE // 2:
             wait = min(wait, bounds.DEFAULT_CALL_DEADLINE - bounds.SECOND)
+        if self._routing is not None and not request_id:
+            # What is tried again, here or there, has to be known as the same.
+            request_id = request.request_id = str(uuid_utils.uuid7())
         fingerprint = convert.cancel_fingerprint(expected)
-        return present.cancelled(
-            await self._commands.cancel(namespace, task_id, request_id, fingerprint, expected, wait)
-        )
+
+        async def cancel() -> task_service_pb2.CancelTaskResponse:
+            return present.cancelled(
+                await self._commands.cancel(namespace, task_id, request_id, fingerprint, expected, wait)
+            )
+
+        if self._routing is None:
+            return await cancel()
+        shard = self._shard_of_slot(slots.slot_of(namespace, task_id))
+        (answer,) = await self._routing.carry_out(Cancellation(shard, request, wait, cancel), remaining)
+        if isinstance(answer, errors.DomainError):
+            raise answer
+        assert isinstance(answer, task_service_pb2.CancelTaskResponse), "a cancellation is answered as one"
+        return answer
 
 
 def _query(request: task_service_pb2.ListTasksRequest) -> TaskQuery:

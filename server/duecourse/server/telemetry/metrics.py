@@ -85,6 +85,7 @@ class Metrics:
         self.admission_refusals: Counter[str] = Counter()
         self.rpc_requests: Counter[tuple[str, str]] = Counter()
         """By (method, status code name), for example `("SubmitTask", "OK")`."""
+        self.peer_calls: Counter[str] = Counter()
 
         self.grants = 0
         self.attempts_ended: Counter[str] = Counter({outcome.value: 0 for outcome in AttemptOutcome})
@@ -182,6 +183,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     _counter("submissions", "Submitted tasks, by what became of them.", _submissions, "result"),
     _counter("admission_refusals", "Requests refused for overload, by limit.", lambda m: m.admission_refusals, "limit"),
     _counter("rpc_requests", "Calls and streams that ended, by status.", lambda m: m.rpc_requests, "method", "code"),
+    _counter("peer_calls", "Calls to other nodes, by what became of them.", lambda m: m.peer_calls, "result"),
     _counter("grants", "Attempts granted to workers, durably.", lambda m: m.grants),
     _counter("attempts_ended", "Attempts ended, by outcome.", lambda m: m.attempts_ended, "outcome"),
     _histogram("lateness_seconds", "Handler start minus due time, first attempts of a round.", lambda m: m.lateness),
