@@ -87,11 +87,12 @@ async def test_an_interrupted_run_is_taken_up_again(postgres_dsn: str, side: Sid
     await drop(side)
     await migrate.migrate(postgres_dsn)
     await side.connection.execute(
-        "DELETE FROM duecourse.migration WHERE number = 3; UPDATE duecourse.schema SET version = 2;"
-        "DROP FUNCTION duecourse.held_rows, duecourse.lane_rows, duecourse.oldest_rows, duecourse.bucket_rows"
+        "DELETE FROM duecourse.migration WHERE number = 4; UPDATE duecourse.schema SET version = 3;"
+        "DROP TABLE duecourse.clock;"
+        "DROP FUNCTION duecourse.reference_time, duecourse.accept_clock, duecourse.confirm_clock"
     )
     report = await migrate.migrate(postgres_dsn)
-    assert report.applied == ("0003_reads.sql",)
+    assert report.applied == ("0004_clock.sql",)
 
 
 async def test_an_older_schema_is_refused_with_what_to_do(postgres_dsn: str, side: Side) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import itertools
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from duecourse.model import bounds
@@ -31,16 +32,38 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
-    """The machine's clock."""
+class LocalClock(Protocol):
+    """What a machine knows of time by itself."""
 
-    def __init__(self) -> None:
+    def wall(self) -> Micros:
+        """Read the wall clock as it is, UTC: it may be off, and may be set forward and back."""
+        ...
+
+    def elapsed(self) -> Micros:
+        """Read the elapsed time."""
+        ...
+
+    async def sleep(self, duration: Micros) -> None:
+        """Return when `duration` has elapsed."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock. Implements `Clock` and `LocalClock`."""
+
+    def __init__(self, error: Callable[[], Micros] = lambda: 0) -> None:
+        """Prepare; `error` makes the wall clock wrong by so much, for tests."""
+        self._error = error
         self._last = 0
 
     def now(self) -> Now:
         """Read the wall clock, kept from running backwards, and the time since boot."""
-        self._last = utc = max(self._last, time.time_ns() // 1_000)
+        self._last = utc = max(self._last, self.wall())
         return Now(utc, utc, self.elapsed())
+
+    def wall(self) -> Micros:
+        """Read the wall clock as it is."""
+        return time.time_ns() // 1_000 + self._error()
 
     def elapsed(self) -> Micros:
         """Read the time since boot, suspends included."""

@@ -290,6 +290,11 @@ class Settings(BaseSettings):
         description="For tests: allow leases below 15s.",
         json_schema_extra={"hidden": True},
     )
+    wall_clock_error_file: Path | None = Field(
+        default=None,
+        description="For fault tests: file that holds by how many microseconds this node's wall clock is to be wrong.",
+        json_schema_extra={"hidden": True},
+    )
     failpoints: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)] = Field(
         default=(),
         description="For fault tests: names, separated by commas, of points at which the process kills itself.",
@@ -355,6 +360,10 @@ class Settings(BaseSettings):
         if not dsn:
             raise InvalidSettings(f"postgres_dsn_file: {self.postgres_dsn_file} is empty")
         return dsn
+
+    def wall_clock_error(self) -> Micros:
+        """Return by how much the wall clock is to be wrong just now, for a fault test."""
+        return int(self.wall_clock_error_file.read_text()) if self.wall_clock_error_file else 0
 
     def advertised_address(self, port: int) -> str:
         """Return where others reach the API, once its listener was given a port."""

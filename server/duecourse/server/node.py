@@ -1,9 +1,9 @@
 """A node: a scheduler with the servers before it; starts them in order and drains them in order.
 
-Start: the store is opened, for as long as it takes; then the loop and its lanes run, terms are taken, the API is
-served; the node is ready once every shard that it should lead is led. End: SIGTERM or SIGINT turns readiness off,
-refuses new work, tells the streams, lets what is in flight become durable, all within `drain`, and exits 0. A second
-signal exits at once.
+Start: the store is opened, for as long as it takes, and the cluster clock set by it; then the loop and its lanes run,
+terms are taken, the API is served; the node is ready once every shard that it should lead is led. End: SIGTERM or
+SIGINT turns readiness off, refuses new work, tells the streams, lets what is in flight become durable, all within
+`drain`, and exits 0. A second signal exits at once.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from google.protobuf.internal import api_implementation
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server import config, config_listing
+from duecourse.server.clock.cluster_clock import ClusterClock
 from duecourse.server.config import Settings, StoreKind
 from duecourse.server.failpoints import Failpoints
 from duecourse.server.leadership import Member, Superseded
@@ -68,11 +69,11 @@ def run(settings: Settings) -> int:
 
 async def _run(settings: Settings) -> int:
     _log.info("node_starting", **config_listing.redacted(settings))
-    clock = SystemClock()
+    local = SystemClock(settings.wall_clock_error)
     code = 0
     try:
-        store = await _open_store(settings, clock)
-        node = Node(settings, store, await store.shards(), clock)
+        store = await _open_store(settings, local)
+        node = Node(settings, store, await store.shards(), local)
         await node.run()
     except* StoreRefused as refused:
         _log.error("store_refused", detail=_message(refused))
@@ -94,13 +95,13 @@ class _Ended(Exception):
 class Node:
     """A scheduler, the servers before it, and the signals that end it."""
 
-    def __init__(self, settings: Settings, store: TaskStore, rows: Sequence[ShardRow], clock: SystemClock) -> None:
+    def __init__(self, settings: Settings, store: TaskStore, rows: Sequence[ShardRow], local: SystemClock) -> None:
         self._settings = settings
         self._store = store
-        self._clock = clock
         self._version = metadata.version("duecourse")
         self._address = settings.api_listen
         metrics = Metrics(node_id=settings.node_id, version=self._version)
+        self._clock = clock = ClusterClock(store, local, settings.node_id, metrics, self._others_offsets)
         self._leadership = leadership = Solo(self._member())
         self._scheduler = scheduler = Scheduler(
             _options(settings), store, rows, leadership, clock, metrics, Failpoints(settings.failpoints)
@@ -120,7 +121,7 @@ class Node:
         )
         self._surfaces = Surfaces(behind, has_peers=False)
         self._server = api_server(self._surfaces.api, has_reflection=settings.reflection)
-        self._admin = AdminServer(metrics, is_live=self._is_live, why_not_ready=scheduler.why_not_ready)
+        self._admin = AdminServer(metrics, is_live=self._is_live, why_not_ready=self._why_not_ready, notes=clock.alarms)
 
     async def run(self) -> None:
         """Run until a signal has ended it. Raises Superseded, OSError."""
@@ -131,15 +132,21 @@ class Node:
                 _signals(self._told_to_end),
                 asyncio.TaskGroup() as group,
             ):
-                self._scheduler.start(group)
-                group.create_task(self._serve(admin_port), name="serve")
+                group.create_task(self._clock.run(), name="clock")
+                group.create_task(self._serve(admin_port, group), name="serve")
         except* _Ended:
             pass
         finally:
             async with asyncio.timeout(_CLOSE_LIMIT / bounds.SECOND):
                 await self._store.close()
 
-    async def _serve(self, admin_port: int) -> Never:
+    async def _serve(self, admin_port: int, rooms: asyncio.TaskGroup) -> Never:
+        # Nothing may be due, or be written down with a time, before it is known what time it is.
+        while not self._clock.is_set:
+            await self._clock.sleep(_STEP)
+            if self._told_to_end.is_set():
+                raise _Ended
+        self._scheduler.start(rooms)
         port = await self._server.start(self._settings.api_listen)
         self._address = self._settings.advertised_address(port)
         self._leadership.introduce(self._member())
@@ -155,7 +162,7 @@ class Node:
         raise _Ended
 
     async def _announce_ready(self, admin_port: int) -> None:
-        while self._scheduler.why_not_ready() is not None:
+        while self._why_not_ready() is not None:
             await self._clock.sleep(_STEP)
         gc.collect()
         gc.freeze()
@@ -171,13 +178,29 @@ class Node:
         await self._server.stop(max(_STEP, until - self._clock.elapsed()))
 
     def _member(self) -> Member:
-        return Member(node_id=self._settings.node_id, address=self._address, peer_address="", version=self._version)
+        return Member(
+            node_id=self._settings.node_id,
+            address=self._address,
+            peer_address="",
+            version=self._version,
+            wall_clock_offset=self._clock.wall_clock_offset(),
+        )
+
+    def _others_offsets(self) -> Sequence[Micros]:
+        members = self._leadership.members()
+        return [member.wall_clock_offset for member in members if member.node_id != self._settings.node_id]
 
     def _describe(self) -> ClusterDescription:
-        return self._scheduler.describe(NodeDescription(self._settings.node_id, self._address, self._version))
+        offset = self._clock.wall_clock_offset()
+        return self._scheduler.describe(
+            NodeDescription(self._settings.node_id, self._address, self._version, wall_clock_offset=offset)
+        )
+
+    def _why_not_ready(self) -> str | None:
+        return self._clock.why_not_set() or self._scheduler.why_not_ready()
 
     def _is_live(self) -> bool:
-        return self._clock.elapsed() - self._scheduler.loop.last_turn < _LIVE_WITHIN
+        return not self._clock.is_set or self._clock.elapsed() - self._scheduler.loop.last_turn < _LIVE_WITHIN
 
 
 def _options(settings: Settings) -> Options:

@@ -268,6 +268,8 @@ class Loop:
 
     def ready(self) -> tuple[int, Micros]:
         """Count the tasks in memory that are due and wait for a worker, and tell since when the oldest one does."""
+        if not self.shards:
+            return 0, 0
         now = self.clock.now().earliest
         count, oldest = 0, now
         for shard in self.shards.values():

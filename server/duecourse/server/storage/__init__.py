@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.task import (
@@ -43,6 +44,8 @@ from duecourse.server.core.task import (
 from duecourse.server.core.writes import Insert, Update
 
 SEQUENCE_BITS: Final = 32
+CLOCK_CONFIRMED_EVERY: Final[Micros] = bounds.SECOND
+"""How old a confirmation of the store's clock is at least when the next is written."""
 
 
 class StoreUnavailable(Exception):
@@ -232,7 +235,52 @@ class TaskPage:
     """The id to go on after; None at the end."""
 
 
-class TaskStore(Protocol):
+@dataclass(frozen=True, slots=True)
+class ClockRecord:
+    """What nodes wrote about the store's clock, in its own time; 0 and empty: never."""
+
+    accepted: Micros
+    """When a step of it was last accepted, and by whom."""
+    accepted_by: str
+    confirmed: Micros
+    """When a node that follows it last found it as it should be, and which node."""
+    confirmed_by: str
+    wall_clock_offset: Micros
+    """How far that node's wall clock was off then."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreClock:
+    """A reading of the store's clock, with what is recorded about it."""
+
+    time: Micros
+    """Cut to whole microseconds."""
+    record: ClockRecord
+
+
+class ReferenceClock(Protocol):
+    """The clock that all nodes of a cluster follow: that of their store."""
+
+    async def read_clock(self) -> StoreClock:
+        """Read it, in one round trip. Raises StoreUnavailable."""
+        ...
+
+    async def accept_clock(self, near: Micros | None, by: str, wall_clock_offset: Micros) -> Micros | None:
+        """Have all nodes follow it, if it is within MAX_OFFSET of `near`; None: wherever it is.
+
+        Returns what it showed, None if it was elsewhere. Raises StoreUnavailable.
+        """
+        ...
+
+    async def confirm_clock(self, near: Micros, by: str, wall_clock_offset: Micros) -> bool:
+        """Record that it is as it should be, if it is within MAX_OFFSET of `near` and nobody did so for a while.
+
+        Raises StoreUnavailable.
+        """
+        ...
+
+
+class TaskStore(ReferenceClock, Protocol):
     """See the module's docstring."""
 
     name: str
@@ -259,6 +307,14 @@ class TaskStore(Protocol):
         Raises StoreUnavailable, also when the answer was lost: raise again.
 
         A row whose coordination is empty (never led) takes the caller's; otherwise it must be the caller's.
+        """
+        ...
+
+    async def bind(self, coordination: str, *, is_forced: bool = False) -> Sequence[ShardRow]:
+        """Write a coordination into the shard rows that have none, and return all rows as they stand then.
+
+        `is_forced` writes it into all rows and ends all terms: for operators, with all nodes stopped. Epochs stay.
+        Raises StoreUnavailable, also when the answer was lost: bind again.
         """
         ...
 

@@ -4,7 +4,7 @@ Nothing here waits: every method does its work in one step, so that whoever driv
 It keeps the promises of `TaskStore` except durability: a restart loses the tasks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -30,7 +30,9 @@ from duecourse.server.core.task import (
 )
 from duecourse.server.core.writes import Insert, Update
 from duecourse.server.storage import (
+    CLOCK_CONFIRMED_EVERY,
     SEQUENCE_BITS,
+    ClockRecord,
     CommitAnswer,
     Committed,
     CorruptRecord,
@@ -45,10 +47,12 @@ from duecourse.server.storage import (
     ShardBatch,
     ShardRow,
     Stale,
+    StoreClock,
     StoredTask,
     TaskPage,
     TaskQuery,
 )
+from duecourse.timing.clock import SystemClock
 
 _RAISES_KEPT: Final = 16
 
@@ -81,7 +85,8 @@ class MemoryStore:
     name = "memory"
     is_durable = False
 
-    def __init__(self, shards: int = bounds.DEFAULT_SHARDS) -> None:
+    def __init__(self, shards: int = bounds.DEFAULT_SHARDS, wall: Callable[[], Micros] | None = None) -> None:
+        """Prepare so many shards; the store's clock is that of the process, or `wall`."""
         self._shards = {
             ShardId(number): _Shard(
                 ShardRow(
@@ -97,6 +102,8 @@ class MemoryStore:
         }
         self._records: dict[TaskKey, _Record] = {}
         self._queues: set[tuple[str, str]] = set()
+        self._wall = wall or SystemClock().wall
+        self._clock_record = ClockRecord(0, "", 0, "", 0)
 
     def snapshot(self) -> bytes:
         """Return all that is kept, in a form that is equal if and only if it is."""
@@ -122,6 +129,15 @@ class MemoryStore:
     ) -> Mapping[ShardId, Raised | RaiseRefused]:
         """Begin terms."""
         return {request.shard: self._raise(coordination, request, at) for request in requests}
+
+    async def bind(self, coordination: str, *, is_forced: bool = False) -> Sequence[ShardRow]:
+        """Write a coordination into rows that have none, or into all."""
+        for shard in self._shards.values():
+            if is_forced:
+                shard.row = replace(shard.row, coordination=coordination, holder=b"")
+            elif not shard.row.coordination:
+                shard.row = replace(shard.row, coordination=coordination)
+        return await self.shards()
 
     async def commit(self, batches: Sequence[ShardBatch]) -> Mapping[ShardId, CommitAnswer]:
         """Write several shards at once."""
@@ -171,6 +187,26 @@ class MemoryStore:
             end_time=at,
             failure_reason=FailureReason.RECORD_CORRUPT,
         )
+        return True
+
+    async def read_clock(self) -> StoreClock:
+        """Read the process's clock, and what is recorded about it."""
+        return StoreClock(self._wall(), self._clock_record)
+
+    async def accept_clock(self, near: Micros | None, by: str, wall_clock_offset: Micros) -> Micros | None:
+        """Have all nodes follow the process's clock."""
+        time = self._wall()
+        if near is not None and abs(time - near) > bounds.MAX_OFFSET:
+            return None
+        self._clock_record = ClockRecord(time, by, time, by, wall_clock_offset)
+        return time
+
+    async def confirm_clock(self, near: Micros, by: str, wall_clock_offset: Micros) -> bool:
+        """Record that the process's clock is as it should be."""
+        time, record = self._wall(), self._clock_record
+        if abs(time - near) > bounds.MAX_OFFSET or abs(time - record.confirmed) < CLOCK_CONFIRMED_EVERY:
+            return False
+        self._clock_record = replace(record, confirmed=time, confirmed_by=by, wall_clock_offset=wall_clock_offset)
         return True
 
     async def load_held(self, shards: Sequence[ShardId]) -> Loaded:

@@ -5,7 +5,8 @@ shard order, compares epoch and holder, then writes. A raise updates those rows,
 that it ends, and writes that come later find their term over. The server ends a statement after a second; a commit
 without an answer is unknown after five.
 
-Four groups of connections: commits, other writes, reads, and the loads of whole shards, so that none starves another.
+Five groups of connections: commits, other writes, reads, the loads of whole shards, so that none starves another, and
+one for the clock, whose readings are the better the shorter they take.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ from duecourse.model.instants import Micros
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.task import Attempt, Epoch, ShardId, Task, TaskKey
 from duecourse.server.storage import (
+    CLOCK_CONFIRMED_EVERY,
     SEQUENCE_BITS,
+    ClockRecord,
     CommitAnswer,
     Committed,
     CorruptRecord,
@@ -30,6 +33,7 @@ from duecourse.server.storage import (
     ShardBatch,
     ShardRow,
     Stale,
+    StoreClock,
     StoredTask,
     StoreUnavailable,
     TaskPage,
@@ -64,6 +68,7 @@ _WRITE_CONNECTIONS: Final = 2
 _READ_CONNECTIONS: Final = 4
 _LOAD_CONNECTIONS: Final = 2
 
+_CLOCK_TIMEOUT: Final = bounds.SECOND
 _READ_TIMEOUT: Final = 5 * bounds.SECOND
 _LOAD_TIMEOUT: Final = 15 * bounds.SECOND
 _LIST_SCAN: Final = 10_000
@@ -89,6 +94,8 @@ _WRITE_SETTINGS: Final = {
 }
 # Every read looks rows up; a plan made while the table was small must not go through all of it later.
 _READ_SETTINGS: Final = {**_SETTINGS, "statement_timeout": "4s", "enable_seqscan": "off"}
+# What is written about the clock may be lost in a crash of the server: it is written again.
+_CLOCK_SETTINGS: Final = {**_WRITE_SETTINGS, "synchronous_commit": "off"}
 _LOAD_SETTINGS: Final = {**_READ_SETTINGS, "statement_timeout": "12s"}
 
 
@@ -103,7 +110,7 @@ class PostgresStore:
         self._dsn = dsn
         self._commit_timeout = commit_timeout
         self._known_queues: set[Queue] = set()
-        self._commits = self._writes = self._reads = self._loads = Connections(dsn, 1, 0, {})
+        self._commits = self._writes = self._reads = self._loads = self._clock = Connections(dsn, 1, 0, {})
 
     async def open(self) -> None:
         """Connect, check the schema, and have commits wait for the disk even where the server's default does not."""
@@ -131,6 +138,7 @@ class PostgresStore:
         self._writes = Connections(self._dsn, _WRITE_CONNECTIONS, self._commit_timeout, writing)
         self._reads = Connections(self._dsn, _READ_CONNECTIONS, _READ_TIMEOUT, _READ_SETTINGS)
         self._loads = Connections(self._dsn, _LOAD_CONNECTIONS, _LOAD_TIMEOUT, _LOAD_SETTINGS)
+        self._clock = Connections(self._dsn, 1, _CLOCK_TIMEOUT, _CLOCK_SETTINGS)
 
     async def close(self) -> None:
         """Give all connections back."""
@@ -173,6 +181,11 @@ class PostgresStore:
             else:
                 answers[ShardId(shard)] = RaiseRefused(row_coordination, Epoch(epoch), holder)
         return answers
+
+    async def bind(self, coordination: str, *, is_forced: bool = False) -> Sequence[ShardRow]:
+        """Write a coordination into rows that have none, or into all."""
+        await self._write("bind", coordination, is_forced)
+        return await self.shards()
 
     async def commit(self, batches: Sequence[ShardBatch]) -> Mapping[ShardId, CommitAnswer]:
         """Write several shards at once; without the stale ones again, as those alone keep it from writing anything."""
@@ -220,6 +233,26 @@ class PostgresStore:
         )
         is_current, epoch, holder, is_done = found[0]
         return is_done if is_current else _stale(epoch, holder)
+
+    # The clock.
+
+    async def read_clock(self) -> StoreClock:
+        """Read the server's clock, and what is recorded about it."""
+        ((time, *record),) = await self._ask(self._clock, _READS["read_clock"])
+        return StoreClock(time, ClockRecord(*record))
+
+    async def accept_clock(self, near: Micros | None, by: str, wall_clock_offset: Micros) -> Micros | None:
+        """Have all nodes follow the server's clock."""
+        statement = _WRITES["accept_clock"]
+        ((time,),) = await self._ask(self._clock, statement, near, bounds.MAX_OFFSET, by, wall_clock_offset)
+        accepted: Micros | None = time
+        return accepted
+
+    async def confirm_clock(self, near: Micros, by: str, wall_clock_offset: Micros) -> bool:
+        """Record that the server's clock is as it should be."""
+        arguments = (near, bounds.MAX_OFFSET, by, wall_clock_offset, CLOCK_CONFIRMED_EVERY)
+        ((is_done,),) = await self._ask(self._clock, _WRITES["confirm_clock"], *arguments)
+        return bool(is_done)
 
     # Reads for the node.
 
@@ -339,7 +372,7 @@ class PostgresStore:
         return page
 
     def _groups(self) -> tuple[Connections, ...]:
-        return self._commits, self._writes, self._reads, self._loads
+        return self._commits, self._writes, self._reads, self._loads, self._clock
 
     async def _read(self, statement: str, *arguments: Any) -> Sequence[Row]:
         return await self._ask(self._reads, _READS[statement], *arguments)

@@ -7,7 +7,7 @@ probe has to see.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, cast
 
@@ -41,13 +41,19 @@ class AdminServer:
         *,
         is_live: Callable[[], bool],
         why_not_ready: Callable[[], str | None],
+        notes: Callable[[], Sequence[str]] = tuple,
         connection_time: Micros = CONNECTION_TIME,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        """`is_live` tells whether the node's loop turned lately; `why_not_ready` gives a reason, None once ready."""
+        """Prepare to answer.
+
+        `is_live` tells whether the node's loop turned lately; `why_not_ready` gives a reason, None once ready; `notes`
+        tell what is amiss though the node is ready.
+        """
         self._metrics = metrics
         self._is_live = is_live
         self._why_not_ready = why_not_ready
+        self._notes = notes
         self._crowd = _Crowd(connection_time, max_connections)
 
     @asynccontextmanager
@@ -82,7 +88,8 @@ class AdminServer:
                 return (200, _TEXT, b"live\n") if self._is_live() else (503, _TEXT, b"the node's loop is stuck\n")
             case b"/readyz":
                 reason = self._why_not_ready()
-                return (200, _TEXT, b"ready\n") if reason is None else (503, _TEXT, f"not ready: {reason}\n".encode())
+                lines = ["ready" if reason is None else f"not ready: {reason}", *self._notes()]
+                return (200 if reason is None else 503), _TEXT, "".join(f"{line}\n" for line in lines).encode()
             case _:
                 return 404, _TEXT, b"see /metrics, /healthz and /readyz\n"
 

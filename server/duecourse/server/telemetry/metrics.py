@@ -111,6 +111,11 @@ class Metrics:
         self.inbox_size = 0
         self.loop_lag = Histogram(_LAG_BOUNDS)
 
+        self.clock_readings: Counter[str] = Counter({"followed": 0, "refused": 0, "failed": 0})
+        self.clock_uncertainty: Micros = 0
+        self.reference_offset: Micros = 0
+        self.wall_clock_offset: Micros = 0
+
         self.worker_streams = 0
         self.credits = 0
         self.unknown_events = 0
@@ -204,6 +209,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
     _gauge("oldest_ready_age_seconds", "How long the oldest of them has been due.", lambda m: m.oldest_ready_age),
     _gauge("inbox_size", "Events that wait for the node's loop.", lambda m: m.inbox_size),
     _histogram("loop_lag_seconds", "How late the node's loop woke up.", lambda m: m.loop_lag),
+    _counter("clock_readings", "Readings of the store's clock.", lambda m: m.clock_readings, "result"),
+    _gauge("clock_uncertainty_seconds", "How far off the cluster clock may be.", lambda m: m.clock_uncertainty),
+    _gauge("reference_offset_seconds", "How far the store's clock is off, if refused.", lambda m: m.reference_offset),
+    _gauge("wall_clock_offset_seconds", "Own wall clock minus the cluster clock.", lambda m: m.wall_clock_offset),
     _gauge("worker_streams", "Worker streams that are open.", lambda m: m.worker_streams),
     _gauge("credits", "Tasks that connected workers would still take.", lambda m: m.credits),
     _counter("unknown_events", "Stream events of a newer peer, ignored.", lambda m: m.unknown_events),

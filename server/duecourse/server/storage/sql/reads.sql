@@ -17,6 +17,9 @@ SELECT current_setting('synchronous_commit'), current_setting('fsync') = 'on',
 -- name: shards
 SELECT shard, slot_from, slot_until, coordination, epoch, holder FROM duecourse.shard ORDER BY shard
 
+-- name: read_clock
+SELECT duecourse.reference_time(), accepted, accepted_by, confirmed, confirmed_by, wall_clock_offset FROM duecourse.clock
+
 -- name: load_held
 SELECT {task_columns}
 FROM duecourse.held_rows($1::int[]) AS r (row_id)

@@ -1,0 +1,133 @@
+"""`Discipline`: decides which readings of the reference the cluster clock follows. Pure: no I/O, no clock of its own.
+
+The cluster clock is the reference, kept from running backwards: its interval never begins after what the reference has
+reached, so that nothing fires early, and where the reference was set back, it stands still until the reference has
+caught up. A step of the reference of up to MAX_OFFSET is followed at once; it is not slewed, since a clock that slews
+is wrong on purpose for as long as it does.
+
+    not set ──────────────▶ following ◀──────────────▶ alarmed: runs on elapsed time
+             accepted or               further than      accepted, or back by itself
+             confirmed by others       MAX_OFFSET
+
+A reading further off is followed only once accepted. What counts is the store's record, which all nodes read with each
+reading: one that was written since the node's last look, at a time of the reference's that agrees with what the
+reference shows now, accepts what it shows. A node has it written when the wall clocks of more than half of the live
+nodes lie within MAX_OFFSET of the reference; an operator may. Both are written only if the reference is, in that very
+statement, still where it was seen.
+
+A node that starts has nothing to go on from. Beside others it waits until one of them, which follows the reference,
+confirms it: they do so every second. Alone, it has the reference accepted if its own wall clock agrees with it, as it
+is or set right by what it was off when this very node last confirmed the reference; else it waits for an operator.
+"""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros, Now
+from duecourse.server.clock.projection import Projection, Reading
+from duecourse.server.storage import CLOCK_CONFIRMED_EVERY, ClockRecord
+
+
+class Advice(Enum):
+    """What is to be done about the store's record."""
+
+    NOTHING = auto()
+    ACCEPT = auto()
+    """Have it written that the reference is right where it is."""
+    CONFIRM = auto()
+    """Have it written that it still is."""
+
+
+class Discipline:
+    """See the module's docstring. `observe` each reading; `now` is the cluster clock."""
+
+    def __init__(self, node_id: str) -> None:
+        self.refused: Micros | None = None
+        """How far the reference is off where it is not followed: from the projection, or at first from the wall clock;
+        None: it is followed."""
+        self.stepped: Micros = 0
+        """How far the last reading moved the clock, where it did not agree with the projection."""
+        self._node_id = node_id
+        self._projection: Projection | None = None
+        self._record: ClockRecord | None = None
+        self._looked: Micros = 0
+        self._earliest: Micros = 0
+        self._latest: Micros = 0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a cluster clock to go by."""
+        return self._projection is not None
+
+    def now(self, elapsed: Micros) -> Now:
+        """Return the cluster clock; it never goes back. It has to be set."""
+        projection = self._projection
+        assert projection is not None, "the cluster clock is set before anybody goes by it"
+        self._earliest = max(self._earliest, projection.earliest(elapsed))
+        self._latest = max(self._latest, self._earliest, projection.latest(elapsed))
+        return Now(self._earliest, self._latest, elapsed)
+
+    def offset(self, wall: Micros, elapsed: Micros) -> Micros:
+        """Return how far a wall clock is ahead of the cluster clock; 0 if that is not set."""
+        return wall - self._projection.middle(elapsed) if self._projection else 0
+
+    def width(self, elapsed: Micros) -> Micros:
+        """Return how much of the reference's time is open; 0 if the clock is not set."""
+        return self._projection.width(elapsed) if self._projection else 0
+
+    def observe(self, reading: Reading, record: ClockRecord, wall: Micros, others: Sequence[Micros]) -> Advice:
+        """Take in a reading, the record that came with it, and what wall clocks say.
+
+        `wall` is that of this node when the reading arrived, `others` are those of the other live nodes, as they are
+        ahead of the cluster clock.
+        """
+        self.stepped = 0
+        if reading.width > bounds.MAX_OFFSET:
+            return Advice.NOTHING
+        known = self._record or record
+        is_accepted = record.accepted != known.accepted and self._is_recent(record.accepted, reading)
+        is_confirmed = record.confirmed != known.confirmed and self._is_recent(record.confirmed, reading)
+        self._record, self._looked = record, reading.sent
+        seen = Projection.of(reading)
+        if self._projection is None:
+            return self._observe_first(seen, record, wall, bool(others), is_accepted or is_confirmed)
+        projection = self._projection.later(reading.received)
+        gap = projection.gap(seen)
+        if gap == 0:
+            self._follow(projection.narrowed(seen))
+        elif is_accepted or abs(gap) <= bounds.MAX_OFFSET:
+            self.stepped = gap
+            self._follow(seen)
+        else:
+            self.refused = gap
+            walls = [wall, *(projection.middle(reading.received) + offset for offset in others)]
+            agreeing = sum(_agree(one, seen.middle(reading.received)) for one in walls)
+            return Advice.ACCEPT if 2 * agreeing > len(walls) else Advice.NOTHING
+        return Advice.CONFIRM if abs(reading.time - record.confirmed) >= CLOCK_CONFIRMED_EVERY else Advice.NOTHING
+
+    def _observe_first(
+        self, seen: Projection, record: ClockRecord, wall: Micros, is_beside_others: bool, is_vouched_for: bool
+    ) -> Advice:
+        if is_vouched_for:
+            self._follow(seen)
+            return Advice.NOTHING
+        time = seen.middle(seen.at)
+        self.refused = time - wall
+        if is_beside_others:
+            return Advice.NOTHING
+        usual = record.wall_clock_offset if record.confirmed_by == self._node_id else 0
+        return Advice.ACCEPT if _agree(wall, time) or _agree(wall - usual, time) else Advice.NOTHING
+
+    def _follow(self, projection: Projection) -> None:
+        self._projection = projection
+        self.refused = None
+
+    def _is_recent(self, written: Micros, reading: Reading) -> bool:
+        """Tell whether it was written after the last look, while the reference ran as it does now."""
+        ago = reading.time - written
+        return -bounds.MAX_OFFSET <= ago <= reading.received - self._looked + bounds.MAX_OFFSET
+
+
+def _agree(one: Micros, other: Micros) -> bool:
+    return abs(one - other) <= bounds.MAX_OFFSET
