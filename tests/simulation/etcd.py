@@ -113,9 +113,9 @@ class SimulatedEtcd:
         return [member.endpoint for member in self.members]
 
     @property
-    def has_leader(self) -> bool:
-        """Whether anything can be applied."""
-        return self._leader is not None
+    def leader(self) -> Member | None:
+        """Who leads the others; None: nobody, and nothing can be applied."""
+        return self._leader
 
     def start(self) -> None:
         """Start the members that do not run."""
@@ -284,7 +284,7 @@ class _WatchStream:
         if self._progress_wanted:
             # Before 3.4.25 and 3.5.8 it overtakes events that are still to come.
             self._progress_wanted = 0
-            if self._etcd.has_leader:
+            if self._etcd.leader is not None:
                 await self._say(watch_id=_WHOLE_STREAM)
         if self._range is None:
             return

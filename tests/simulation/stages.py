@@ -63,7 +63,7 @@ def play_on_real(play: Play, folder: Path) -> None:
 def play_on_simulated(play: Play, folder: Path) -> None:
     """Make a simulated world of nothing but an etcd and a client, and play. `folder` is not needed."""
     loop = SimulationLoop(1)  # type: ignore[abstract]
-    network = Network(loop, 1, _Nobody())
+    network = Network(loop, 1, Nobody())
     etcd = SimulatedEtcd(network, 1)
     etcd.start()
 
@@ -146,7 +146,7 @@ class _Simulated:
         self._etcd.start()
 
 
-class _Nobody:
+class Nobody:
     """A watcher that looks away."""
 
     def client_says(self, client: Process, method: str, message: Any) -> None: ...
