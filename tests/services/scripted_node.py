@@ -137,7 +137,7 @@ class ScriptedNode(pb_grpc.WorkerServiceServicer):
     """Serves `StreamAssignments`; every stream is a `NodeSide`."""
 
     def __init__(self, heartbeat_seconds: float) -> None:
-        self.welcome = pb.Welcome(protocol_version=1, node_id="scripted", terms=[pb.Term(shard=1, epoch=1)])
+        self.welcome = pb.Welcome(protocol_version=1, terms=[pb.Term(shard=1, epoch=1)])
         self.welcome.heartbeat_interval.FromMilliseconds(round(heartbeat_seconds * 1_000))
         self.sides: list[NodeSide] = []
         self.port = 0
@@ -176,6 +176,7 @@ async def scripted_node(*, port: int = 0, heartbeat_seconds: float = 0.5) -> Asy
     server = grpc.aio.server()
     pb_grpc.add_WorkerServiceServicer_to_server(node, server)
     node.port = server.add_insecure_port(f"127.0.0.1:{port}")
+    node.welcome.node_id = f"node-{node.port}"
     await server.start()
     try:
         yield node

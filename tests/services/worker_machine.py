@@ -50,6 +50,7 @@ class Machine:
         self.flush()
         if welcome:
             fields.setdefault("terms", [pb.Term(shard=1, epoch=1)])
+            fields.setdefault("node_id", address)
             self.hear(address, welcome=pb.Welcome(protocol_version=1, **fields))
             self.flush()
         return stream

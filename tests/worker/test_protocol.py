@@ -37,7 +37,7 @@ class TestOpening:
         machine = Machine()
         machine.open(welcome=False)
         (hello,) = machine.told("hello")
-        assert (hello.protocol_version, hello.worker, hello.stream_number) == (1, "tester", 1)
+        assert (hello.protocol_version, hello.worker, hello.stream_number) == (1, "tester", 0)
         assert list(hello.task_types) == ["note", "block"]
         assert machine.credit() == 0
 
@@ -48,7 +48,7 @@ class TestOpening:
     def test_streams_to_one_node_are_counted(self, machine: Machine) -> None:
         machine.close()
         machine.open()
-        assert machine.told("hello")[0].stream_number == 2
+        assert machine.told("hello")[0].stream_number == 1
 
     def test_another_protocol_version_is_refused(self) -> None:
         machine = Machine()

@@ -111,7 +111,7 @@ class WorkerAndNodes(RuleBasedStateMachine):
         ]
         self.nodes[address] = Node()
         stream = self.machine.open(address, welcome=False)
-        self.machine.hear(address, welcome=pb.Welcome(protocol_version=1, terms=terms))
+        self.machine.hear(address, welcome=pb.Welcome(protocol_version=1, node_id=address, terms=terms))
         assert stream.is_serving
         self.flush()
 

@@ -177,7 +177,7 @@ class TestReconnecting:
         async with running(a_worker(node.address)):
             (await node.side(1)).end()
             side = await node.side(2)
-            assert side.all("hello")[0].stream_number == 2
+            assert side.all("hello")[0].stream_number == 1
             assert side.all("hello")[0].incarnation == node.sides[0].all("hello")[0].incarnation
 
     async def test_five_resets_within_three_seconds_are_nothing(self, node: ScriptedNode) -> None:

@@ -1,15 +1,28 @@
 """How a worker's credit is shared out over its streams, so that their sum never exceeds what it can take.
 
-Free credit goes to the streams that have least out, up to an equal share, and among equals to the one that waited
-longest. A stream that has more than its share while another is in need is asked to give some back; with less credit
-than streams it goes round. Credit that was withdrawn counts as out until the node has answered.
+Free credit goes first to streams where work waits (`demand`), as much as waits there, then to all that have least out,
+up to an equal share; among equals to the one that waited longest. Where work waits and no credit is out, it is moved
+there from streams where none waits. When nothing waits anywhere, credit stays where it is: once a second it is only
+made even, if a stream has none or less than half of an equal share and there is enough for all.
 
-Task types that run in threads are limited on each stream to its share of the threads, at least one. That is a courtesy,
-so that no node sends what must wait here; the threads themselves are guarded where attempts start.
+Credit that was withdrawn counts as out until the node has answered. A node that does not tell what waits there is taken
+to have work once a second, if it has no credit: so a single slot goes round such nodes.
+
+Task types that run in threads are limited on each stream to its share of the threads, at least one; where work waits,
+to as many as there are for all such streams. That is a courtesy, so that no node sends what must wait here; the threads
+themselves are guarded where attempts start.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+
+DEMAND_LASTS: Final = 8 * bounds.SECOND
+"""A node repeats every few seconds that work waits there; what it does not repeat is forgotten."""
+_NEVER: Final[Micros] = 1 << 62
 
 
 @dataclass(slots=True)
@@ -26,6 +39,12 @@ class Account:
     """It may be given credit: the node serves and does not drain."""
     turn: int = 0
     """When it was last given credit, in turns."""
+    demand: int = 0
+    """How many tasks wait there for lack of credit, by the node's last word: a hint."""
+    demand_until: Micros = 0
+    """When that word is forgotten."""
+    tells_demand: bool = False
+    """The node is one that tells what waits there."""
     limited: dict[str, int] = field(default_factory=dict)
     """What the node may still use of limited task types."""
     limited_unsent: dict[str, int] = field(default_factory=dict)
@@ -59,10 +78,25 @@ class Account:
         """Take in the answer to a withdrawal: `count` was unused, the rest has become assignments."""
         self.out -= min(count, self.withdrawing, self.out)
         self.withdrawing = 0
+        if not self.is_open:
+            self.withdraw(self.out)
+
+    def wants(self, count: int, now: Micros) -> None:
+        """Take in how many tasks wait there."""
+        self.tells_demand = True
+        if self.is_open:
+            self.demand = max(0, count)
+            self.demand_until = now + DEMAND_LASTS
+
+    def close(self) -> None:
+        """Take back all, and give no more: the node drains."""
+        self.is_open = False
+        self.demand = 0
+        self.withdraw(self.out)
 
     def void(self) -> None:
         """Forget all that is out: the stream has ended, or Goodbye is said."""
-        self.out = self.unsent = self.withdrawing = 0
+        self.out = self.unsent = self.withdrawing = self.demand = 0
         self.limited.clear()
         self.limited_unsent.clear()
         self.is_open = False
@@ -76,8 +110,61 @@ class Account:
 
 
 def distribute(free: int, accounts: Iterable[Account]) -> None:
-    """Give all of `free` to the open accounts, raising the lowest ones to one level."""
+    """Give all of `free` to the open accounts: first to those where work waits, as much as waits there."""
     takers = [account for account in accounts if account.is_open and not account.withdrawing]
+    wanting = [account for account in takers if account.demand]
+    if wanting:
+        wanted = sum(max(0, account.demand - account.out) for account in wanting)
+        _raise_lowest(min(free, wanted), wanting)
+        free -= min(free, wanted)
+    _raise_lowest(free, takers)
+
+
+def move(accounts: Sequence[Account], *, patiently: bool = True) -> None:
+    """Take credit from where no work waits, for those where work waits and none is out.
+
+    `patiently`: what is under way back is counted on.
+    """
+    wanted = sum(account.demand for account in accounts if not account.out)
+    if patiently:
+        wanted -= sum(account.withdrawing for account in accounts)
+    givers = [account for account in accounts if account.out and not account.demand and not account.withdrawing]
+    if wanted <= 0 or not givers:
+        return
+    givers.sort(key=lambda account: account.out, reverse=True)
+    level = max(0, sum(account.out for account in givers) - wanted) // len(givers)
+    for account in givers:
+        count = min(account.out - level, wanted)
+        if count > 0:
+            account.withdraw(count)
+            wanted -= count
+
+
+def rebalance(accounts: Sequence[Account]) -> None:
+    """Do what is to be done once a second: see the module's docstring."""
+    takers = [account for account in accounts if account.is_open]
+    calm = [account for account in takers if not account.demand or not account.tells_demand]
+    for account in takers:
+        if not account.tells_demand:
+            account.demand = 0 if account.out else 1
+            account.demand_until = _NEVER
+    share = sum(account.out for account in calm) // max(1, len(calm))
+    if share and any(account.out * 2 < share or not account.out for account in calm):
+        for account in calm:
+            if account.out > share:
+                account.withdraw(account.out - share)
+    move(accounts, patiently=False)
+
+
+def forget_demand(accounts: Iterable[Account], now: Micros) -> None:
+    """Forget what was not repeated."""
+    for account in accounts:
+        if account.demand and now >= account.demand_until:
+            account.demand = 0
+
+
+def _raise_lowest(free: int, takers: list[Account]) -> None:
+    """Give all of `free`, raising the lowest accounts to one level."""
     takers.sort(key=lambda account: (account.out, account.turn))
     total = free
     count = 0
@@ -93,16 +180,3 @@ def distribute(free: int, accounts: Iterable[Account]) -> None:
         if level > account.out:
             account.give(level - account.out)
             account.turn = turn
-
-
-def rebalance(accounts: Sequence[Account]) -> None:
-    """Withdraw all from nodes that drain, and what exceeds an equal share while a stream has less than half of one."""
-    for account in accounts:
-        if not account.is_open:
-            account.withdraw(account.out)
-    takers = [account for account in accounts if account.is_open]
-    share = sum(account.out for account in takers) // max(1, len(takers))
-    if any(account.out * 2 < share or not account.out for account in takers):
-        for account in takers:
-            if account.out > share:
-                account.withdraw(account.out - share)

@@ -1,5 +1,8 @@
 """One start of a worker: wires the protocol machine, the runner and a pump for each node, from start to the last word.
 
+Pumps begin with the addresses that the worker was given. More are started as nodes tell of others, once it is known
+where those that are just being opened lead; each ends by itself when it is no longer wanted.
+
 Stopping: what has not started is returned at once and Goodbye is said; what runs gets the grace time, then it is asked
 to stop and gets `LAST_WORDS` more. Streams with their heartbeats go on until every outcome has its verdict, or the time
 is over.
@@ -32,7 +35,9 @@ class Incarnation:
         self, addresses: Sequence[str], introduction: Introduction, capacity: Capacity, registry: Registry, clock: Clock
     ) -> None:
         self.protocol = Protocol(introduction, capacity)
-        self.pumps = [Pump(address, self.protocol, clock, self._perform) for address in addresses]
+        self.pumps: dict[str, Pump] = {}
+        """By address."""
+        self._seeds = addresses
         self.ticked_at = clock.elapsed()
         """When the ticker last ran: it stands for the loop that takes and runs assignments."""
         self._clock = clock
@@ -47,15 +52,13 @@ class Incarnation:
     async def run(self, grace_seconds: float) -> None:
         """Work until `stop` is called, then end in good order."""
         async with asyncio.TaskGroup() as group:
-            duties = [group.create_task(self._tick(), name="ticker")]
-            duties.extend(group.create_task(pump.run(), name=f"stream to {pump.address}") for pump in self.pumps)
+            duty = group.create_task(self._keep(), name="streams")
             try:
                 await self._stopping.wait()
                 await self._drain(grace_seconds)
             finally:
                 self._runner.close()
-                for duty in duties:
-                    duty.cancel()
+                duty.cancel()
 
     async def _drain(self, grace_seconds: float) -> None:
         _log.info("worker draining", extra={"running": len(self.protocol.holdings.running)})
@@ -80,13 +83,34 @@ class Incarnation:
             return False
         return True
 
-    async def _tick(self) -> Never:
-        while True:
-            await self._clock.sleep(TICK)
-            now = self.ticked_at = self._clock.elapsed()
-            self._perform(self.protocol.tick(now))
-            for pump in self.pumps:
-                pump.check(now)
+    async def _keep(self) -> Never:
+        """Keep a stream to every node, and let the machine know that time passes."""
+        async with asyncio.TaskGroup() as group:
+            self._start_pumps(group, self._seeds)
+            while True:
+                await self._clock.sleep(TICK)
+                now = self.ticked_at = self._clock.elapsed()
+                self._perform(self.protocol.tick(now))
+                for pump in self.pumps.values():
+                    pump.check(now)
+                if not any(pump.is_opening(now) for pump in self.pumps.values()):
+                    self._start_pumps(group, self.protocol.reach.wanted(self._seeds))
+
+    def _start_pumps(self, group: asyncio.TaskGroup, addresses: Sequence[str]) -> None:
+        for address in addresses:
+            if address not in self.pumps:
+                pump = Pump(address, self.protocol, self._clock, self._perform, self._is_wanted)
+                self.pumps[address] = pump
+                group.create_task(self._pump(pump), name=f"stream to {address}")
+
+    async def _pump(self, pump: Pump) -> None:
+        try:
+            await pump.run()
+        finally:
+            del self.pumps[pump.address]
+
+    def _is_wanted(self, address: str) -> bool:
+        return address in self.protocol.reach.wanted(self._seeds)
 
     def _deliver(self, endings: Sequence[Ending]) -> None:
         self._perform(self.protocol.ended(endings, self._clock.elapsed()))
@@ -94,7 +118,7 @@ class Incarnation:
     def _perform(self, actions: list[Action]) -> None:
         """Do what the machine asked for, and let the writers send what it left for them."""
         self._runner.perform(actions)
-        for pump in self.pumps:
+        for pump in self.pumps.values():
             pump.wake()
         if self.protocol.is_draining and self.protocol.is_idle:
             self._idle.set()

@@ -40,8 +40,12 @@ class NodeStream:
 
     def __init__(self, address: str, serial: int, hello: wire.Request, now: Micros) -> None:
         self.address = address
+        self.node_id = ""
+        """The node at the other end, once it has said so."""
         self.serial = serial
         """Counts this worker's streams to whichever node, from 1."""
+        self.number = hello.hello.stream_number
+        """Counts its streams to this node."""
         self.phase = StreamPhase.OPENING
         self.interval: Micros = bounds.DEFAULT_HEARTBEAT
         self.heard_at = now
@@ -54,7 +58,7 @@ class NodeStream:
         self.beat_at = now
         self.is_beat_due = False
         self._hello: wire.Request | None = hello
-        self._number = 0
+        self._message_number = 0
         self._sent = SentTimes()
         self._renewals = SentTimes()
         self._held: dict[bytes, int] = {}
@@ -88,7 +92,7 @@ class NodeStream:
 
     def hold(self, token: bytes) -> None:
         """Count a lease that came on this stream into the digest."""
-        self._held[token] = self._number
+        self._held[token] = self._message_number
         self._digest ^= int.from_bytes(token[:8], "big")
 
     def release(self, token: bytes) -> None:
@@ -154,9 +158,9 @@ class NodeStream:
         return messages
 
     def _next(self, now: Micros) -> int:
-        self._number += 1
-        self._sent.record(self._number, now)
-        return self._number
+        self._message_number += 1
+        self._sent.record(self._message_number, now)
+        return self._message_number
 
     def _leases_held(self, answers: int, held: Collection[Attempt], now: Micros) -> wire.Request:
         number = self._next(now)

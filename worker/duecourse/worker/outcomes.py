@@ -13,6 +13,7 @@ from duecourse.model.instants import Micros
 from duecourse.v1 import worker_service_pb2 as pb
 from duecourse.worker.attempt import NO_ASSIGNMENT, Attempt, Outcome, Phase, Success
 from duecourse.worker.node_stream import NodeStream
+from duecourse.worker.reach import Reach
 from duecourse.worker.terms import Terms
 
 MAX_UNRECORDED: Final = 4_096
@@ -23,11 +24,12 @@ RESEND_DELAY: Final = bounds.SECOND
 class Outcomes:
     """The unrecorded outcomes of a worker."""
 
-    def __init__(self, terms: Terms, streams: Mapping[str, NodeStream]) -> None:
+    def __init__(self, terms: Terms, streams: Mapping[str, NodeStream], reach: Reach) -> None:
         self.unrecorded: dict[bytes, Attempt] = {}
         self.refused_count = 0
         self._terms = terms
         self._streams = streams
+        self._reach = reach
         self._bytes = 0
         self._homeless: dict[bytes, Attempt] = {}
         self._housed_at: Micros = 0
@@ -110,11 +112,11 @@ class Outcomes:
         if attempt is None or attempt.is_queued or attempt.sent_on != stream.serial:
             return  # It is already on its way to another one.
         attempt.sent_on = 0
-        other = self._streams.get(leader)
-        if other is not None and other is not stream and other.is_serving:
-            self._queue(attempt, other)
-        else:
-            self._homeless[token] = attempt
+        for other in (self._reach.stream_at(leader), self._terms.leader(attempt.shard)):
+            if other is not None and other is not stream and other.is_serving:
+                self._queue(attempt, other)
+                return
+        self._homeless[token] = attempt
 
     def _route(self, attempt: Attempt) -> None:
         stream = self._terms.leader(attempt.shard) or self._origin(attempt)

@@ -29,6 +29,7 @@ from duecourse.worker.errors import ProtocolViolated
 from duecourse.worker.holdings import Action, Holdings
 from duecourse.worker.node_stream import NodeStream, StreamPhase
 from duecourse.worker.outcomes import Outcomes
+from duecourse.worker.reach import Reach
 from duecourse.worker.terms import Terms
 
 PROTOCOL_VERSION: Final = 1
@@ -51,11 +52,11 @@ class Protocol:
         self._limited = capacity.limited
         self._task_types = frozenset(introduction.task_types)
         self._streams: dict[str, NodeStream] = {}
-        self._stream_numbers: dict[str, int] = {}
         self._serial = 0
         self._rebalanced_at: Micros = 0
         self._terms = Terms()
-        self.outcomes = Outcomes(self._terms, self._streams)
+        self.reach = Reach(self._streams)
+        self.outcomes = Outcomes(self._terms, self._streams, self.reach)
         self.holdings = Holdings(capacity, self._terms, self.outcomes)
 
     @property
@@ -82,8 +83,8 @@ class Protocol:
         if address in self._streams:
             self.closed(self._streams[address])
         self._serial += 1
-        number = self._stream_numbers[address] = self._stream_numbers.get(address, 0) + 1
-        stream = self._streams[address] = NodeStream(address, self._serial, self._hello(number), now)
+        hello = self._hello(self.reach.number(address))
+        stream = self._streams[address] = NodeStream(address, self._serial, hello, now)
         return stream
 
     def closed(self, stream: NodeStream) -> None:
@@ -95,6 +96,7 @@ class Protocol:
         stream.phase = StreamPhase.CLOSED
         stream.account.void()
         self._terms.closed(stream)
+        self.reach.closed(stream)
         self.outcomes.closed(stream)
         self._give_credit()
 
@@ -123,9 +125,13 @@ class Protocol:
                 self._lost(stream, message.lease_lost.lease_tokens)
             case "credit_returned":
                 stream.account.returned(message.credit_returned.count)
+            case "demand":
+                stream.account.wants(message.demand.waiting, now)
+            case "cluster_changed":
+                stream.account.tells_demand = True
+                self.reach.listed(stream, message.cluster_changed.nodes)
             case "draining":
-                stream.account.is_open = False
-                stream.account.withdraw(stream.account.out)
+                stream.account.close()
             case "welcome":
                 self._welcome(stream, message.welcome, now)
             case _:
@@ -147,6 +153,7 @@ class Protocol:
             if stream.is_serving and now - stream.beat_at >= stream.interval:
                 stream.is_beat_due = True
         self.outcomes.tick(now)
+        credit.forget_demand(self._accounts(), now)
         if now - self._rebalanced_at >= REBALANCE_INTERVAL:
             self._rebalanced_at = now
             credit.rebalance(self._accounts())
@@ -173,16 +180,20 @@ class Protocol:
     def _welcome(self, stream: NodeStream, welcome: pb.Welcome, now: Micros) -> None:
         if welcome.protocol_version != PROTOCOL_VERSION:
             raise ProtocolViolated(f"protocol version {welcome.protocol_version}")
+        older = self.reach.welcomed(stream, welcome.node_id)
+        if older is not None:
+            self.closed(older)
         stream.interval = _micros(welcome.heartbeat_interval) or bounds.DEFAULT_HEARTBEAT
         stream.phase = StreamPhase.SERVING
         stream.beat_at = now
         stream.account.is_open = not self.is_draining
         stream.is_goodbye_due = self.is_draining
-        for term in welcome.terms:
-            self._learn(term.shard, term.epoch, stream)
+        shards = {term.shard for term in welcome.terms if self._learn(term.shard, term.epoch, stream)}
         self._lost(stream, welcome.lost_lease_tokens)
         if self.holdings.held or self.outcomes.unrecorded:
             stream.answers.append(0)
+        # The leader before this node may never have answered.
+        self.outcomes.term_started(shards, stream)
         self.outcomes.welcomed()
 
     def _assigned(self, stream: NodeStream, batch: pb.Assignments, now: Micros) -> None:
@@ -262,16 +273,25 @@ class Protocol:
     def _give_credit(self) -> None:
         if self.is_draining or self.outcomes.is_full:
             return
-        if (free := self.free) > 0:
-            credit.distribute(free, self._accounts())
+        accounts = self._accounts()
+        self._put_out(accounts)
+        if len(accounts) > 1 and any(account.demand for account in accounts):
+            credit.move(accounts)
+            self._put_out(accounts)
         if self._limited:
             self._give_limited_credit()
 
+    def _put_out(self, accounts: list[credit.Account]) -> None:
+        if (free := self.free) > 0:
+            credit.distribute(free, accounts)
+
     def _give_limited_credit(self) -> None:
         serving = [stream for stream in self._streams.values() if stream.account.is_open]
-        share = -(-self._capacity.threads // max(1, len(serving)))
+        wanting = sum(stream.account.demand > 0 for stream in serving)
         occupied = self.holdings.occupied()
         for stream in serving:
+            sharers = wanting if stream.account.demand else len(serving)
+            share = -(-self._capacity.threads // sharers)
             for task_type in self._limited:
                 stream.account.limit(task_type, share, occupied[stream.address, task_type])
 

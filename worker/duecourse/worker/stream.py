@@ -1,4 +1,6 @@
-"""Pumps messages between the protocol machine and one node over gRPC, and reopens the stream whatever ends it.
+"""Pumps messages between the protocol machine and the node at one address over gRPC, and reopens the stream.
+
+Whatever ends a stream, it is opened again after a back-off, for as long as a stream at this address is wanted.
 
 One reader, one writer. The writer takes all that waits at once, so that under load a message carries what gathered
 while the one before was written. A stream whose node was silent for two intervals, or took no message for as long, is
@@ -10,11 +12,12 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Never
+from typing import Final
 
 import grpc
 from grpc.aio import AioRpcError, Channel, StreamStreamCall
 
+from duecourse.client import errors
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.timing import backoff
@@ -23,11 +26,13 @@ from duecourse.v1 import worker_service_pb2 as pb
 from duecourse.v1 import worker_service_pb2_grpc as pb_grpc
 from duecourse.worker.errors import ProtocolViolated
 from duecourse.worker.holdings import Action
-from duecourse.worker.node_stream import NodeStream
+from duecourse.worker.node_stream import NodeStream, StreamPhase
 from duecourse.worker.protocol import Protocol
 
 FIRST_RECONNECT: Final = 100 * bounds.MILLISECOND
 LONGEST_RECONNECT: Final = 5 * bounds.SECOND
+# After which a node whose stream is being opened is no longer waited for.
+OPENING: Final = bounds.SECOND
 # A node cuts its batches to the size of a request; the rest is room for one that does not.
 MAX_RECEIVED_BYTES: Final = 8 * bounds.MAX_REQUEST_BYTES
 _OPTIONS: Final = (
@@ -45,15 +50,24 @@ _Call = StreamStreamCall[pb.StreamAssignmentsRequest, pb.StreamAssignmentsRespon
 
 
 class Pump:
-    """Keeps a stream to one node."""
+    """Keeps a stream to the node at one address, until `is_wanted` says no."""
 
-    def __init__(self, address: str, protocol: Protocol, clock: Clock, perform: Callable[[list[Action]], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        protocol: Protocol,
+        clock: Clock,
+        perform: Callable[[list[Action]], None],
+        is_wanted: Callable[[str], bool],
+    ) -> None:
         self.address = address
         self.since: Micros = clock.now().latest
         """When the stream last began or ceased to serve, by this machine's wall clock."""
         self._protocol = protocol
         self._clock = clock
         self._perform = perform
+        self._is_wanted = is_wanted
+        self._opening_until: Micros | None = clock.elapsed() + OPENING
         self._stream: NodeStream | None = None
         self._call: _Call | None = None
         self._has_outgoing = asyncio.Event()
@@ -71,6 +85,10 @@ class Pump:
         """Whether the node may grant on the stream: it is connected and does not drain."""
         return self.is_connected and self._stream is not None and self._stream.account.is_open
 
+    def is_opening(self, now: Micros) -> bool:
+        """Whether its first stream is being opened, so that it is about to be known which node it leads to."""
+        return self._opening_until is not None and now < self._opening_until
+
     def wake(self) -> None:
         """Let the writer send what waits."""
         if self._stream is not None and self._stream.has_outgoing:
@@ -81,21 +99,25 @@ class Pump:
         stream, call = self._stream, self._call
         if stream is None or call is None:
             return
+        if stream.phase is StreamPhase.CLOSED:
+            call.cancel()  # Its node is reached at another address.
+            return
         patience = bounds.SILENT_INTERVALS * stream.interval
         is_stuck = self._writing_since is not None and now - self._writing_since > patience
         if is_stuck or self._protocol.is_silent(stream, now):
             _log.warning("stream silent", extra={"address": self.address, "is_stuck": is_stuck})
             call.cancel()
 
-    async def run(self) -> Never:
-        """Open the stream again and again."""
+    async def run(self) -> None:
+        """Open the stream again and again, as long as it is wanted."""
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
             source = random.Random()
             delays = backoff.delays(FIRST_RECONNECT, LONGEST_RECONNECT, source)
-            while True:
+            while self._is_wanted(self.address):
                 if await self._converse(channel):
                     delays = backoff.delays(FIRST_RECONNECT, LONGEST_RECONNECT, source)
-                await self._pause(channel, next(delays), source.randrange(FIRST_RECONNECT))
+                if self._is_wanted(self.address):
+                    await self._pause(channel, next(delays), source.randrange(FIRST_RECONNECT))
 
     async def _pause(self, channel: Channel, delay: Micros, spread: Micros) -> None:
         """Wait before the stream is opened again; no longer than it takes a node that was away to be there again."""
@@ -137,7 +159,7 @@ class Pump:
 
     def _close(self, stream: NodeStream) -> bool:
         was_serving = self._was_serving
-        self._stream = self._call = self._writing_since = None
+        self._stream = self._call = self._writing_since = self._opening_until = None
         self._serves(False)
         self._protocol.closed(stream)
         # Outcomes and credit of this stream may have moved to others.
@@ -152,7 +174,8 @@ class Pump:
                 actions = self._protocol.received(stream, message, self._clock.elapsed())
                 if stream.is_serving and not self._was_serving:
                     self._serves(True)
-                    _log.info("stream serving", extra={"address": self.address})
+                    self._opening_until = None
+                    _log.info("stream serving", extra={"address": self.address, "node": stream.node_id})
                 self._perform(actions)
             return "closed by the node"
         except asyncio.CancelledError:
@@ -161,6 +184,10 @@ class Pump:
                 raise
             return "given up"  # The call was cancelled, not this task.
         except AioRpcError as error:
+            if node_id := errors.from_call(error, self.address).metadata.get("node_id"):
+                # The node has, or had until now, another stream of this worker.
+                self._protocol.reach.met(self.address, node_id)
+                return _ENDED
             # Of a connection that fails, gRPC first says that it does.
             return f"{error.code().name}: {(error.details() or '').rpartition('last error: ')[2]}"
         except ProtocolViolated as error:

@@ -38,6 +38,8 @@ _Call = TypeVar("_Call", bound=AsyncHandler | PlainHandler)
 class NodeHealth:
     """How the stream to one node does."""
 
+    node_id: str
+    """The node's name; empty until it is known who is at the address."""
     address: str
     is_connected: bool
     """The node has welcomed the stream that is open."""
@@ -54,6 +56,8 @@ class Health:
     is_alive: bool
     """The loop that takes and runs assignments is at work. A probe of liveness asks for this."""
     nodes: tuple[NodeHealth, ...]
+    missing: tuple[str, ...]
+    """The names of nodes of the cluster to which there is no stream: the tasks of their shards do not come here."""
     running: int
     """Handlers at work."""
     waiting: int
@@ -70,7 +74,7 @@ class Health:
 class Worker:
     """Takes tasks from a cluster and runs their handlers.
 
-    Give it the addresses of all nodes: a node that it is not connected to cannot give it the tasks of its shards.
+    Give it the addresses of some nodes, better of all: it learns of the others from any of them, and connects to each.
     `slots` handlers run at once; `prefetch` more attempts may wait here, which is faster for short handlers and holds
     tasks back from other workers for long ones. Handlers that are plain functions run in up to `threads` threads.
     """
@@ -148,16 +152,21 @@ class Worker:
         """Tell how the worker and its streams do."""
         incarnation = self._incarnation
         if incarnation is None:
-            return Health(False, (), 0, 0, 0)
+            return Health(False, (), (), 0, 0, 0)
         protocol = incarnation.protocol
         return Health(
             self._clock.elapsed() - incarnation.ticked_at < ALIVE_WITHIN,
             tuple(
                 NodeHealth(
-                    pump.address, pump.is_connected, pump.is_serving, _EPOCH + timedelta(microseconds=pump.since)
+                    protocol.reach.node_at(pump.address),
+                    pump.address,
+                    pump.is_connected,
+                    pump.is_serving,
+                    _EPOCH + timedelta(microseconds=pump.since),
                 )
-                for pump in incarnation.pumps
+                for pump in incarnation.pumps.values()
             ),
+            tuple(protocol.reach.missing()),
             len(protocol.holdings.running),
             protocol.holdings.waiting,
             len(protocol.outcomes.unrecorded),
