@@ -1,5 +1,6 @@
 """The key space in etcd: the only module that knows it. What is formatted here is parsed here.
 
+    /<prefix>/cluster                                           what the cluster is, for ever
     /<prefix>/coordination/members/<node>                       a node, under its session
     /<prefix>/coordination/elections/<shard>/<lease>            who stands for a shard, under its session
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
 
-from duecourse.server.core.task import ShardId
+from duecourse.server.core.task import Epoch, ShardId
 
 DEFAULT_PREFIX: Final = "duecourse"
 
@@ -42,11 +43,28 @@ class Candidate:
     """Where its peers, clients and workers reach it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What the key of a cluster holds."""
+
+    id: str
+    """Random; as the shard rows hold it."""
+    shards: int
+    epoch_base: Epoch
+    """Epochs that this etcd gives lie above it."""
+
+
 class Keys:
     """The key space of one Duecourse cluster."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
-        self._coordination = f"/{quote(prefix, safe='')}/coordination/"
+        self._prefix = f"/{quote(prefix, safe='')}/"
+        self._coordination = f"{self._prefix}coordination/"
+
+    @property
+    def cluster(self) -> bytes:
+        """The key of what the cluster is."""
+        return f"{self._prefix}cluster".encode()
 
     @property
     def coordination(self) -> bytes:
@@ -79,6 +97,22 @@ class Keys:
         except ValueError:
             pass
         return None
+
+
+def format_cluster(cluster: Cluster) -> bytes:
+    """Return what the key of a cluster holds."""
+    return json.dumps({"id": cluster.id, "shards": cluster.shards, "epoch_base": cluster.epoch_base}).encode()
+
+
+def parse_cluster(value: bytes) -> Cluster | None:
+    """Read what the key of a cluster holds, whatever a newer version has added; None if it is none."""
+    try:
+        match json.loads(value):
+            case {"id": str(number), "shards": int(shards), "epoch_base": int(base)}:
+                return Cluster(id=number, shards=shards, epoch_base=Epoch(base))
+    except ValueError:
+        pass
+    return None
 
 
 def format_candidate(candidate: Candidate) -> bytes:

@@ -112,7 +112,7 @@ class Taking(Protocol):
         """Raise the epoch of shards and load them, in the background, until it succeeds or is refused."""
         ...
 
-    def give_up(self, shard: ShardId, reason: str) -> None:
+    def give_up(self, shard: ShardId, reason: str, detail: str) -> None:
         """End a term, or what was to become one, at once."""
         ...
 

@@ -98,10 +98,23 @@ class Election:
         async with self._news() as news:
             while True:
                 news.clear()
-                reason = self._why_over(elected)
+                reason = self.why_over(elected)
                 if reason is not None:
                     return reason
                 await news.wait()
+
+    def why_over(self, candidacy: Elected) -> str | None:
+        """Tell why a candidacy, or an election won, is over; None: etcd has not said that it is."""
+        if self._session.lease != candidacy.lease:
+            return "the session was lost"
+        if self._mirror.era != candidacy.era:
+            return "etcd was restored from an older copy"
+        if self._mirror.revision < candidacy.revision:
+            return None
+        own = self._mirror.get(candidacy.key)
+        if own is None:
+            return "its key is gone"
+        return None if own.created == candidacy.revision else "its key was made anew"
 
     async def resign(self, elected: Elected) -> None:
         """Let the next candidate have the shard. If etcd does not answer, that is done in the background."""
@@ -147,7 +160,7 @@ class Election:
         """Wait until the candidacy is the first. False: it is over."""
         while True:
             news.clear()
-            if self._why_over(candidacy) is not None:
+            if self.why_over(candidacy) is not None:
                 return False
             first = self._standings.leader(self.shard)
             if first is not None and first.revision == candidacy.revision:
@@ -157,18 +170,6 @@ class Election:
     async def _verify(self, candidacy: Elected) -> bool:
         outcome = await self._client.txn([transaction.created(candidacy.key, candidacy.revision)], [])
         return outcome.succeeded
-
-    def _why_over(self, candidacy: Elected) -> str | None:
-        if self._session.lease != candidacy.lease:
-            return "the session was lost"
-        if self._mirror.era != candidacy.era:
-            return "etcd was restored from an older copy"
-        if self._mirror.revision < candidacy.revision:
-            return None
-        own = self._mirror.get(candidacy.key)
-        if own is None:
-            return "its key is gone"
-        return None if own.created == candidacy.revision else "its key was made anew"
 
     @asynccontextmanager
     async def _news(self) -> AsyncIterator[asyncio.Event]:

@@ -114,19 +114,19 @@ class Terms:
             self._beginnings.broke(shard.fence.shard)
             self._leadership.ended(shard.fence.shard)
 
-    def give_up(self, shard: ShardId, reason: str) -> None:
+    def give_up(self, shard: ShardId, reason: str, detail: str) -> None:
         """End a term, or what was to become one, at once."""
         self._beginnings.drop(shard)
         led = self._loop.shards.get(shard)
         if led is not None:
-            self._end(led, reason, "", (), ())
+            self._end(led, reason, detail, (), ())
 
     async def hand_over(self, shard: ShardId) -> None:
         """End a term once what it has begun is answered; from now on it begins nothing."""
         began = self._loop.elapsed()
         led = self._loop.shards.get(shard)
         is_settled = led is None or await self._loop.settle(led, HAND_OVER_LIMIT)
-        self.give_up(shard, HANDED_OVER)
+        self.give_up(shard, HANDED_OVER, "")
         _log.info(
             "shard_handed_over",
             shard=shard,
