@@ -1,6 +1,5 @@
 """What all commands share, and the commands that run and prepare things."""
 
-import json
 import logging
 import os
 import resource
@@ -10,11 +9,9 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import CommandLine
-from services.scripted import ScriptedNode
 
 from duecourse.cli import log_lines, output
 from duecourse.server import config_listing
-from duecourse.v1 import cluster_service_pb2
 
 
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -38,8 +35,11 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         "task cancel",
         "cluster",
         "cluster status",
+        "node",
+        "node drain",
         "store",
         "store migrate",
+        "store fsck",
         "server",
         "worker",
         "dev",
@@ -107,33 +107,6 @@ def test_an_unknown_option_of_the_server_is_refused() -> None:
     ended = _run("server", "--spped", "3s")
     assert ended.returncode == 2
     assert "--spped" in ended.stderr
-
-
-def test_the_cluster_is_shown(duecourse: CommandLine) -> None:
-    result = duecourse("cluster", "status", "--shards")
-    assert result.exit_code == 0
-    assert "coordination\tsolo\n" in result.stdout
-    assert "node-1\t127.0.0.1:7400\t0.1.0\t1\t5\t2\n" in result.stdout
-    assert "0\t0-16383\tled\tnode-1\t3\t5\t2\n" in result.stdout
-
-
-def test_the_cluster_for_programs_is_json(duecourse: CommandLine) -> None:
-    told = json.loads(duecourse("cluster", "status", "--json", "--shards").stdout)
-    assert told["shard_states"] == {"led": 1}
-    assert told["nodes"][0]["shards_led"] == 1
-    assert told["shards"][0]["leader"] == "node-1"
-
-
-def test_shards_without_a_leader_are_a_failure(duecourse: CommandLine, node: ScriptedNode) -> None:
-    node.script(
-        "GetCluster",
-        cluster_service_pb2.GetClusterResponse(
-            shards=[cluster_service_pb2.Shard(state=cluster_service_pb2.SHARD_STATE_UNLED)] * 2
-        ),
-    )
-    result = duecourse("cluster", "status")
-    assert result.exit_code == 1
-    assert "2 of 2 shards have no leader" in result.stderr
 
 
 def test_the_password_of_a_store_is_not_shown(duecourse: CommandLine, tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """`fsck` finds every kind of damage, and nothing in a store that is sound."""
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -258,3 +262,40 @@ async def test_nothing_is_found_in_a_store_that_changes_meanwhile(store: Postgre
 async def test_a_store_that_cannot_be_reached_is_told() -> None:
     with pytest.raises(StoreUnavailable, match="cannot connect"):
         await fsck.check("postgresql://u@127.0.0.1:1/x")
+
+
+def run_command(dsn: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "duecourse.cli.main", "store", "fsck", *options]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"DUECOURSE_POSTGRES_DSN": dsn}, timeout=60
+    )
+
+
+async def test_the_command_tells_what_it_read(store: PostgresStore, postgres_dsn: str) -> None:
+    await fill(store)
+    ended = await asyncio.to_thread(run_command, postgres_dsn)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert ended.stderr == f"read {SHARDS} shards, 7 tasks, 17 attempts\n"
+
+
+async def test_the_command_ends_with_1_and_names_what_is_wrong(
+    store: PostgresStore, side: Side, postgres_dsn: str
+) -> None:
+    made = await fill(store)
+    task_id = made["pending"].task_id
+    await side.connection.execute("UPDATE duecourse.task SET lane_hash = 1 WHERE task_id = $1", task_id)
+    ended = await asyncio.to_thread(run_command, postgres_dsn)
+    assert ended.returncode == 1
+    assert ended.stdout.startswith(f"lane\t0\tdefault\t{task_id}\tthe hash of its lane is ")
+    assert ended.stderr.endswith("error: the store is not sound: 1 lane\n")
+    told = await asyncio.to_thread(run_command, postgres_dsn, "--json")
+    finding, summary = map(json.loads, told.stdout.splitlines())
+    assert (finding["rule"], finding["task_id"], finding["shard"]) == ("lane", task_id, 0)
+    assert summary == {
+        "is_sound": False,
+        "shards": SHARDS,
+        "tasks": 7,
+        "attempts": 17,
+        "set_aside": 0,
+        "broken": {"lane": 1},
+    }

@@ -98,6 +98,7 @@ _DEFAULTS: dict[str, Callable[[Any], Any]] = {
         ],
         worker_streams=1,
     ),
+    "DrainNode": lambda request: cluster_service_pb2.DrainNodeResponse(),
 }
 
 
@@ -141,6 +142,9 @@ class ScriptedNode(task_service_pb2_grpc.TaskServiceServicer, cluster_service_pb
 
     async def GetCluster(self, request: Any, context: Any) -> Any:  # noqa: N802
         return await self._answer("GetCluster", request, context)
+
+    async def DrainNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._answer("DrainNode", request, context)
 
     async def _answer(self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         self.requests.append(request)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from duecourse.cli import bench, clusters, demo, dev, exits, output, servers, stores, tasks, workers
+from duecourse.cli import bench, clusters, demo, dev, exits, nodes, output, servers, stores, tasks, workers
 
 app = typer.Typer(
     name="duecourse",
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.add_typer(tasks.app)
 app.add_typer(clusters.app)
+app.add_typer(nodes.app)
 app.add_typer(stores.app)
 app.add_typer(bench.app)
 app.command(

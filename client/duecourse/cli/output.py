@@ -7,7 +7,10 @@ characters escaped, so that it can neither move the cursor nor fake a line.
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _ID: Final = len("01890a5d-ac96-774b-bcce-b302099a8057")
 _WORD: Final = len("retry_wait")
@@ -36,6 +39,11 @@ def tell(line: str) -> None:
     sys.stderr.flush()
 
 
+def flush() -> None:
+    """Have what was shown seen at once, also through a pipe."""
+    sys.stdout.flush()
+
+
 def say_json(value: Any) -> None:
     """Show one JSON value on one line."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
@@ -47,7 +55,17 @@ def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         for row in rows:
             sys.stdout.write("\t".join(map(printable, row)) + "\n")
         return
-    from rich import box, console, table, text
+    from rich import console
+
+    screen = console.Console()
+    screen.print()
+    screen.print(table_of(columns, rows))
+    screen.print()
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
+    """Return rows as a table for a terminal."""
+    from rich import box, table, text
 
     shown = table.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     columns_of_cells = zip(*(map(printable, row) for row in rows), strict=True)
@@ -59,25 +77,30 @@ def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         shown.add_column(column, overflow="fold", width=longest if is_whole else None)
     for row in zip(*(cells for _, cells in kept), strict=True):
         shown.add_row(*(text.Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    screen = console.Console()
-    screen.print()
-    screen.print(shown)
-    screen.print()
+    return shown
 
 
 def say_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     """Show names and values, those that have one."""
-    known = [(name, printable(value)) for name, value in pairs if value]
     if not is_terminal():
-        for name, value in known:
-            sys.stdout.write(f"{name}\t{value}\n")
+        for name, value in pairs:
+            if value:
+                sys.stdout.write(f"{name}\t{printable(value)}\n")
         return
-    from rich import console, table, text
+    from rich import console
+
+    console.Console().print(grid_of(pairs))
+
+
+def grid_of(pairs: Iterable[tuple[str, str]]) -> "Table":
+    """Return names and values, those that have one, for a terminal."""
+    from rich import table, text
 
     shown = table.Table.grid(padding=(0, 2))
-    for name, value in known:
-        shown.add_row(text.Text(name, style="bold"), text.Text(value, style=_STYLES.get(value, "")))
-    console.Console().print(shown)
+    for name, value in pairs:
+        if value:
+            shown.add_row(text.Text(name, style="bold"), text.Text(printable(value), style=_STYLES.get(value, "")))
+    return shown
 
 
 _STYLES = {
@@ -90,4 +113,6 @@ _STYLES = {
     "led": "green",
     "loading": "yellow",
     "unled": "red",
+    "eligible": "green",
+    "no answer": "red",
 }
