@@ -460,6 +460,34 @@ class TestOutcomes:
         machine.hear(outcomes_recorded=verdict(token_of("t"), pb.OUTCOME_VERDICT_NOT_LEADER, "b"))
         assert machine.ids("succeeded", "b") == ["t"]
 
+    def test_not_leader_finds_the_leader_by_the_address_that_its_cluster_knows(self, machine: Machine) -> None:
+        machine.open("b", node_id="n2", terms=[])
+        node = pb.WorkerNode(node_id="n2", address="n2.example:7400")
+        machine.hear(cluster_changed=pb.ClusterChanged(nodes=[node]))
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.flush()
+        machine.hear(outcomes_recorded=verdict(token_of("t"), pb.OUTCOME_VERDICT_NOT_LEADER, leader="n2.example:7400"))
+        assert machine.ids("succeeded", "b") == ["t"]
+
+    def test_not_leader_without_an_address_goes_to_the_leader_that_is_known(self, machine: Machine) -> None:
+        machine.open("b", terms=[])
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.flush()
+        machine.hear("b", term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=2)]))
+        machine.hear(outcomes_recorded=verdict(token_of("t"), pb.OUTCOME_VERDICT_NOT_LEADER))
+        assert machine.ids("succeeded", "b") == ["t"]
+
+    def test_an_outcome_that_an_older_leader_never_answered_is_sent_to_one_that_is_connected_later(
+        self, machine: Machine
+    ) -> None:
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.flush()
+        machine.open("b", terms=[pb.Term(shard=1, epoch=2)])
+        assert machine.ids("succeeded", "b") == ["t"]
+
     def test_not_leader_without_a_leader_is_tried_again_later(self, machine: Machine) -> None:
         machine.assign(assignment("t"))
         machine.end("t")
@@ -659,6 +687,120 @@ class TestCredit:
         machine.hear(credit_returned=pb.CreditReturned(count=4))
         assert machine.credit("a") == 0
         assert machine.credit("b") == 4
+
+
+class TestDemand:
+    @pytest.fixture
+    def machine(self) -> Machine:
+        """Return a machine of one slot, whose credit is on the stream to a, with streams to b and c beside it."""
+        machine = Machine(slots=1)
+        for address in "abc":
+            machine.open(address)
+            machine.hear(address, cluster_changed=pb.ClusterChanged())
+        return machine
+
+    def out(self, machine: Machine) -> str:
+        """Tell where the credit is that nodes were told of."""
+        machine.flush()
+        return "".join(address for address, stream in machine.streams.items() if stream.account.out)
+
+    def wants(self, machine: Machine, address: str, waiting: int = 5) -> None:
+        machine.hear(address, demand=pb.Demand(waiting=waiting))
+        machine.flush()
+
+    def works(self, machine: Machine, address: str, task_id: str) -> None:
+        machine.assign(assignment(task_id), address=address)
+        machine.end(task_id)
+        machine.flush()
+
+    def test_credit_stays_where_it_is_when_nothing_waits(self, machine: Machine) -> None:
+        for _ in range(10):
+            machine.wait(bounds.SECOND)
+        assert self.out(machine) == "a"
+        assert len(machine.told("credit", "a")) == 1
+
+    def test_credit_moves_to_where_work_waits_as_soon_as_it_is_back(self, machine: Machine) -> None:
+        self.wants(machine, "b")
+        assert [one.delta for one in machine.told("credit", "a")] == [1, -1]
+        assert self.out(machine) == "a"
+        machine.hear("a", credit_returned=pb.CreditReturned(count=1))
+        assert self.out(machine) == "b"
+
+    def test_a_single_slot_goes_back_at_once_to_where_work_waits(self, machine: Machine) -> None:
+        self.wants(machine, "b")
+        machine.hear("a", credit_returned=pb.CreditReturned(count=1))
+        for number in range(20):
+            assert self.out(machine) == "b"
+            self.works(machine, "b", f"t{number}")
+        assert self.out(machine) == "b"
+
+    def test_nodes_where_work_waits_have_a_single_slot_in_turn(self, machine: Machine) -> None:
+        for address in "abc":
+            self.wants(machine, address)
+        turns = ""
+        for number in range(9):
+            address = self.out(machine)
+            turns += address
+            self.works(machine, address, f"t{number}")
+        assert sorted(turns) == sorted("abc" * 3)
+
+    def test_it_stays_with_the_last_one_when_nothing_waits_any_more(self, machine: Machine) -> None:
+        self.wants(machine, "b")
+        machine.hear("a", credit_returned=pb.CreditReturned(count=1))
+        self.wants(machine, "b", 0)
+        for _ in range(20):
+            machine.wait(bounds.SECOND)
+        assert self.out(machine) == "b"
+
+    def test_credit_that_was_used_meanwhile_is_not_given_twice(self, machine: Machine) -> None:
+        self.wants(machine, "b")
+        machine.assign(assignment("t"))
+        machine.hear("a", credit_returned=pb.CreditReturned(count=0))
+        assert self.out(machine) == ""
+        machine.end("t")
+        assert self.out(machine) == "b"
+
+    def test_credit_that_the_node_was_not_told_of_moves_without_asking(self) -> None:
+        machine = Machine(slots=1)
+        machine.open("a")
+        machine.open("b")
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.hear("b", demand=pb.Demand(waiting=1))
+        assert self.out(machine) == "b"
+
+    def test_no_more_moves_than_waits(self) -> None:
+        machine = Machine(slots=10)
+        for address in "abc":
+            machine.open(address)
+            machine.hear(address, cluster_changed=pb.ClusterChanged())
+        self.wants(machine, "c", 3)
+        assert machine.streams["a"].account.withdrawing == 3
+        machine.hear("a", credit_returned=pb.CreditReturned(count=3))
+        assert [machine.credit(address) for address in "abc"] == [7, 0, 3]
+
+    def test_a_demand_that_is_not_repeated_moves_nothing_any_more(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        self.wants(machine, "c")
+        machine.wait(10 * bounds.SECOND)
+        machine.end("t")
+        assert self.out(machine) == "b"
+
+    def test_the_credit_of_a_node_that_drains_goes_to_others_at_once(self, machine: Machine) -> None:
+        machine.hear("a", draining=pb.Draining())
+        machine.flush()
+        self.wants(machine, "a")
+        machine.hear("a", credit_returned=pb.CreditReturned(count=1))
+        assert self.out(machine) in ("b", "c")
+
+    def test_threads_are_for_the_nodes_where_work_waits(self) -> None:
+        machine = Machine(slots=9, threads=6)
+        for address in "abc":
+            machine.open(address)
+        self.wants(machine, "b")
+        machine.wait(0)
+        machine.flush()
+        assert machine.streams["b"].account.limited["block"] == 6
 
 
 class TestDraining:

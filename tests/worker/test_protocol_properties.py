@@ -225,6 +225,18 @@ class WorkerAndNodes(RuleBasedStateMachine):
                 node.withdrawn = 0
                 self.machine.hear(address, credit_returned=pb.CreditReturned(count=void))
 
+    @precondition(lambda self: self.nodes)
+    @rule(data=st.data(), waiting=st.sampled_from([0, 1, 2, 50]))
+    def demand(self, data: st.DataObject, waiting: int) -> None:
+        address = data.draw(st.sampled_from(sorted(self.nodes)))
+        self.machine.hear(address, demand=pb.Demand(waiting=waiting))
+        account = self.machine.streams[address].account
+        if waiting and not self.is_draining and self.machine.protocol.free == 0:
+            # What is idle elsewhere comes here, or all of it is on its way.
+            others = [stream.account for stream in self.machine.streams.values() if stream.account is not account]
+            is_settled = account.out or any(other.withdrawing for other in others) or account.withdrawing
+            assert is_settled or not any(other.out for other in others if not other.demand)
+
     @precondition(lambda self: self.nodes and self.owed)
     @rule(
         data=st.data(),

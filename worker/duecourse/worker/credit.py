@@ -69,7 +69,7 @@ class Account:
         if self.withdrawing:
             return
         count = min(count, self.out)
-        untold = min(count, self.unsent)
+        untold = max(0, min(count, self.unsent))
         self.out -= untold
         self.withdrawing = count - untold
         self.unsent -= count
