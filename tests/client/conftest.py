@@ -32,5 +32,5 @@ class LeapingClock(SystemClock):
 
 @pytest.fixture
 async def client(node: ScriptedNode) -> AsyncIterator[Client]:
-    async with Client(node.address, clock=LeapingClock()) as client:
+    async with Client(node.address, follows_leaders=False, clock=LeapingClock()) as client:
         yield client

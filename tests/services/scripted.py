@@ -108,6 +108,7 @@ class ScriptedNode(task_service_pb2_grpc.TaskServiceServicer, cluster_service_pb
     def __init__(self) -> None:
         self.address = ""
         self.requests: list[Any] = []
+        self.watches = 0
         self._scripts: defaultdict[str, deque[Step]] = defaultdict(deque)
 
     def script(self, method: str, *steps: Step) -> None:
@@ -145,6 +146,21 @@ class ScriptedNode(task_service_pb2_grpc.TaskServiceServicer, cluster_service_pb
 
     async def DrainNode(self, request: Any, context: Any) -> Any:  # noqa: N802
         return await self._answer("DrainNode", request, context)
+
+    async def WatchCluster(  # type: ignore[override]  # noqa: N802
+        self, request: Any, context: Any
+    ) -> None:
+        """Tell what the script says, message by message; once it is over, end as a node of the first version would."""
+        self.watches += 1
+        steps = self._scripts["WatchCluster"]
+        while steps:
+            step = steps.popleft()
+            if isinstance(step, Silence):
+                await asyncio.get_running_loop().create_future()
+            if isinstance(step, Status):
+                await _abort(step, context)
+            await context.write(step)
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
     async def _answer(self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         self.requests.append(request)

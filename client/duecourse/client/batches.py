@@ -1,8 +1,8 @@
 """Submits many tasks: cuts them into requests, keeps several in flight, and tells what became of each.
 
 Tasks are taken from the caller's iterable only as requests are made of them, so that a million of them need not be in
-memory as messages. What an item's answer calls worth another try is sent again with the same ids, in a smaller request,
-until the request's deadline.
+memory as messages. Where tasks have several leaders, each leader gets requests of its own. What an item's answer calls
+worth another try is sent again with the same ids, in a smaller request, until the request's deadline.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Final
 
 from duecourse.client import errors, requests, tasks
 from duecourse.client.retry import Caller, Patience
-from duecourse.client.routing import Route
-from duecourse.model import bounds
+from duecourse.client.routing import Route, Router
+from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros
 from duecourse.v1 import task_service_pb2
 
@@ -29,16 +29,23 @@ class _Batch:
     request: task_service_pb2.SubmitTasksRequest
     task_ids: list[str]
     positions: list[int]
+    slot: int | None = None
+    """Of one of them; all had the same leader when they were put together. None: it did not matter."""
+    room: int = requests.MAX_TASKS_BYTES
+    """How many more bytes of payload it takes."""
 
 
 class Submission:
     """One `submit_many`: the tasks that are left, and the results so far."""
 
-    def __init__(self, waiting: Iterable[tasks.NewTask], namespace: str, batch_size: int) -> None:
+    def __init__(self, waiting: Iterable[tasks.NewTask], namespace: str, batch_size: int, router: Router) -> None:
         self._waiting: Iterator[tasks.NewTask] = iter(waiting)
         self._namespace = namespace
         self._batch_size = batch_size
+        self._router = router
         self._results: list[Result] = []
+        self._begun: dict[str, _Batch] = {}
+        """Requests that are being put together, by the address of their leader."""
 
     async def run(self, caller: Caller, in_flight: int, timeout: Micros) -> list[Result]:
         """Submit everything; return one result a task, in order."""
@@ -58,6 +65,35 @@ class Submission:
 
     def _next_batch(self) -> _Batch | None:
         """Make the next request of as many tasks, or about as many bytes, as one takes; None if nothing is left."""
+        return self._next_of_leaders() if self._router.has_several or self._begun else self._next_of_all()
+
+    def _next_of_leaders(self) -> _Batch | None:
+        """Put tasks into the requests of their leaders until one is full, or nothing is left but these requests."""
+        for task in self._waiting:
+            task_id = task.task_id if task.task_id is not None else requests.new_id()
+            slot = slots.slot_of(self._namespace, task_id)
+            leader = self._router.leader(slot)
+            batch = self._begun.get(leader)
+            if batch is None:
+                request = task_service_pb2.SubmitTasksRequest(namespace=self._namespace)
+                batch = self._begun[leader] = _Batch(request, [], [], slot)
+            try:
+                _, size = requests.write_task(batch.request.tasks.add(), task, task_id)
+            except errors.InvalidArgument as refusal:
+                del batch.request.tasks[-1]
+                refusal.task_id = task.task_id
+                self._results.append(refusal)
+                continue
+            batch.task_ids.append(task_id)
+            batch.positions.append(len(self._results))
+            self._results.append(_UNANSWERED)
+            batch.room -= size
+            if batch.room < bounds.MAX_PAYLOAD_BYTES or len(batch.task_ids) >= self._batch_size:
+                return self._begun.pop(leader)
+        return self._begun.popitem()[1] if self._begun else None
+
+    def _next_of_all(self) -> _Batch | None:
+        """Make a request of the next tasks."""
         request = task_service_pb2.SubmitTasksRequest(namespace=self._namespace)
         task_ids: list[str] = []
         positions: list[int] = []
@@ -103,9 +139,8 @@ class Submission:
         """Make a smaller request of some of a request's tasks."""
         request = task_service_pb2.SubmitTasksRequest(namespace=self._namespace)
         request.tasks.extend(batch.request.tasks[index] for index in indexes)
-        return _Batch(
-            request, [batch.task_ids[index] for index in indexes], [batch.positions[index] for index in indexes]
-        )
+        task_ids = [batch.task_ids[index] for index in indexes]
+        return _Batch(request, task_ids, [batch.positions[index] for index in indexes], batch.slot)
 
     async def _send(self, caller: Caller, batch: _Batch, patience: Patience) -> _Batch | None:
         """Send a request and record its answers; return what is to be sent again."""
@@ -114,7 +149,7 @@ class Submission:
             return await route.tasks.SubmitTasks(batch.request, timeout=seconds)
 
         try:
-            response = await caller.call(attempt, patience)
+            response = await caller.call(attempt, patience, batch.slot)
         except errors.DuecourseError as failure:
             for position, task_id in zip(batch.positions, batch.task_ids, strict=True):
                 self._results[position] = _of_task(failure, task_id)

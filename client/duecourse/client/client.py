@@ -5,17 +5,19 @@ their ids and cancellations by their request ids, which are made here, once a ca
 raised is told in `duecourse.client.errors`.
 """
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Never, Self
 
 from duecourse.client import answers, batches, errors, requests, tasks
 from duecourse.client.cluster import Cluster
+from duecourse.client.following import follow
 from duecourse.client.retry import Caller
 from duecourse.client.routing import Route, Router
-from duecourse.model import bounds
+from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import Clock, SystemClock
 from duecourse.v1 import cluster_service_pb2, task_pb2, task_service_pb2
@@ -39,14 +41,23 @@ class Client:
         *,
         namespace: str = "default",
         timeout: timedelta = DEFAULT_TIMEOUT,
+        follows_leaders: bool = True,
         clock: Clock | None = None,
         source: random.Random | None = None,
     ) -> None:
-        """Name one or more nodes as `host:port`; nothing is opened yet."""
-        self._router = Router((addresses,) if isinstance(addresses, str) else addresses)
+        """Name one or more nodes as `host:port`; nothing is opened yet.
+
+        With `follows_leaders` it learns from them which other nodes there are, and goes straight to who leads a task;
+        without, it knows only the nodes that it was given, and they pass on what others lead.
+        """
+        self._clock = clock or SystemClock()
+        self._source = source or random.Random()
+        self._router = Router((addresses,) if isinstance(addresses, str) else addresses, self._clock)
         self._namespace = namespace
         self._timeout = timeout
-        self._caller = Caller(self._router, clock or SystemClock(), source or random.Random())
+        self._follows_leaders = follows_leaders
+        self._following: asyncio.Task[Never] | None = None
+        self._caller = Caller(self._router, self._clock, self._source)
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,6 +69,10 @@ class Client:
 
     async def close(self) -> None:
         """Close the connection; calls in flight are cancelled."""
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait((following,))
         await self._router.close()
 
     async def submit(self, task: tasks.NewTask, *, timeout: timedelta | None = None) -> tasks.SubmittedTask:
@@ -73,7 +88,8 @@ class Client:
             return await route.tasks.SubmitTask(request, timeout=seconds)
 
         try:
-            response = await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=True))
+            patience = self._caller.patience(self._micros(timeout), changes=True)
+            response = await self._caller.call(attempt, patience, self._slot(task_id))
         except errors.DuecourseError as failure:
             failure.task_id = task_id
             raise
@@ -97,7 +113,8 @@ class Client:
             raise ValueError(f"batch_size is from 1 to {bounds.MAX_BATCH}")
         if in_flight < 1:
             raise ValueError("in_flight is at least 1")
-        submission = batches.Submission(new_tasks, self._namespace, batch_size)
+        self._follow()
+        submission = batches.Submission(new_tasks, self._namespace, batch_size, self._router)
         return await submission.run(self._caller, in_flight, self._micros(timeout))
 
     async def get(self, task_id: str, *, full: bool = False, timeout: timedelta | None = None) -> tasks.Task:
@@ -181,7 +198,7 @@ class Client:
             self._micros(timeout) + waits, changes=True, at_least=waits + bounds.COMMIT_TIMEOUT
         )
         try:
-            response = await self._caller.call(attempt, patience)
+            response = await self._caller.call(attempt, patience, self._slot(task_id))
         except errors.DuecourseError as failure:
             failure.task_id = task_id
             raise
@@ -205,6 +222,18 @@ class Client:
             return await route.cluster.DrainNode(request, timeout=seconds)
 
         await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=False))
+
+    def _slot(self, task_id: str) -> int | None:
+        """Return the slot of a task that is to be changed, if it matters."""
+        self._follow()
+        return slots.slot_of(self._namespace, task_id) if self._router.has_several else None
+
+    def _follow(self) -> None:
+        """Begin to follow the cluster, if that was not done yet."""
+        if self._follows_leaders and self._following is None:
+            # A client need not be a context manager, so there is no group that its task could belong to.
+            loop = asyncio.get_running_loop()
+            self._following = loop.create_task(follow(self._router, self._clock, self._source), name="follow leaders")
 
     def _micros(self, timeout: timedelta | None) -> Micros:
         return _to_micros(self._timeout if timeout is None else timeout)

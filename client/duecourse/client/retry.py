@@ -23,6 +23,7 @@ _FIRST_WAIT: Final = 50 * bounds.MILLISECOND
 _LONGEST_WAIT: Final = 2 * bounds.SECOND
 _SHORTEST_TRY: Final = 500 * bounds.MILLISECOND
 _RETRY_AFTER_SPREAD: Final = 0.2
+_NOT_LEADER: Final = "NOT_SHARD_LEADER"
 
 _Answer = TypeVar("_Answer")
 
@@ -87,15 +88,25 @@ class Caller:
         """Begin a call's deadline."""
         return Patience(self._clock, timeout, self._source, changes=changes, at_least=at_least)
 
-    async def call(self, attempt: Callable[[Route, float], Awaitable[_Answer]], patience: Patience) -> _Answer:
-        """Call `attempt` with a way and a time-out in seconds until it answers; raise what all tries came to."""
+    async def call(
+        self, attempt: Callable[[Route, float], Awaitable[_Answer]], patience: Patience, slot: int | None = None
+    ) -> _Answer:
+        """Call `attempt` with a way and a time-out in seconds until it answers; raise what all tries came to.
+
+        With a `slot` the way is that to its leader.
+        """
+        hint = ""
         while True:
-            route = self._router.pick()
+            route = self._router.pick(slot, hint)
+            route.calls += 1
             try:
                 return await attempt(route, patience.try_seconds())
             except grpc.aio.AioRpcError as error:
                 failure = errors.from_call(error, route.address)
+                hint = failure.metadata.get("leader", "") if failure.reason == _NOT_LEADER else ""
                 if failure.is_worth_retrying and not isinstance(failure, errors.Overloaded):
                     self._router.avoid(route)
                 if not await patience.allows_retry(failure):
                     raise patience.verdict(failure) from error
+            finally:
+                route.calls -= 1

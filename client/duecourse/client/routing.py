@@ -1,6 +1,10 @@
 """Where a call goes: the only module that opens channels and picks one.
 
-A client knows one or more nodes. All calls go to one of them until it turns out not to serve; then they go to the next.
+A client is given one or more nodes, its *seeds*. From them it learns which nodes there are and who leads which tasks,
+and what changes a task goes straight to its leader, if the leader can be reached: a node's own word for its address may
+mean nothing where the client is, behind a load balancer or a translation of addresses. So a leader is called only over
+a connection that stands already. Everything else goes to one node, a seed if any serves, until it turns out not to;
+then to the next. Any node carries out any call, so that a wrong choice costs time and nothing else.
 """
 
 from collections.abc import Sequence
@@ -9,8 +13,13 @@ from typing import Final
 
 import grpc
 
-from duecourse.v1 import cluster_service_pb2_grpc, task_service_pb2_grpc
+from duecourse.client.shard_map import ShardMap
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.timing.clock import Clock
+from duecourse.v1 import cluster_service_pb2, cluster_service_pb2_grpc, task_service_pb2_grpc
 
+_SHUNNED_FOR: Final = 2 * bounds.SECOND
 _OPTIONS: Final = (
     # A page of a thousand tasks may carry a lot of headers and labels.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
@@ -24,7 +33,7 @@ _OPTIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Route:
     """A way to one node."""
 
@@ -32,22 +41,90 @@ class Route:
     channel: grpc.aio.Channel
     tasks: task_service_pb2_grpc.TaskServiceStub
     cluster: cluster_service_pb2_grpc.ClusterServiceStub
+    calls: int = 0
+    """How many are under way."""
+    shunned_until: Micros = 0
+    """An elapsed time: a call has failed here."""
+
+    def is_connected(self) -> bool:
+        """Tell whether a connection stands; if not, one is begun."""
+        return self.channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
 
 class Router:
     """Picks the way of each call, and opens it on first use."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        """Know the nodes, at least one; the first is preferred."""
-        if not addresses:
+    def __init__(self, seeds: Sequence[str], clock: Clock) -> None:
+        """Know the seeds, at least one; the first is preferred."""
+        if not seeds:
             raise ValueError("a client needs at least one address")
-        self._addresses = tuple(addresses)
-        self._current = 0
+        self._seeds = tuple(dict.fromkeys(seeds))
+        self._clock = clock
+        self._current = self._seeds[0]
         self._routes: dict[str, Route] = {}
+        self._map: ShardMap | None = None
 
-    def pick(self) -> Route:
-        """Return the way that the next call takes."""
-        address = self._addresses[self._current]
+    @property
+    def has_several(self) -> bool:
+        """Tell whether a call may have a leader to go to, so that it is worth telling which slot it is about."""
+        return self._map is not None and self._map.has_several
+
+    def leader(self, slot: int) -> str:
+        """Return the address of the node that leads a slot, as far as is known; empty: it is not."""
+        return self._map.leader(slot) if self._map is not None and self._map.has_several else ""
+
+    def pick(self, slot: int | None = None, hint: str = "") -> Route:
+        """Return the way that the next call takes: to who leads the slot, by a node's `hint` or by what is known."""
+        address = hint or ("" if slot is None else self.leader(slot))
+        if address and address != self._current:
+            route = self._route(address)
+            if route.shunned_until <= self._clock.elapsed() and route.is_connected():
+                return route
+        return self._route(self._current)
+
+    def avoid(self, route: Route) -> None:
+        """Take another way from now on: a call has failed on this one."""
+        route.shunned_until = self._clock.elapsed() + _SHUNNED_FOR
+        if route.address == self._current:
+            self._current = self.after(route.address)
+
+    def after(self, address: str) -> str:
+        """Return the next of the addresses to try: of the seeds, and of what else is connected."""
+        places = self._places()
+        start = places.index(address) + 1 if address in places else 0
+        for place in (*places[start:], *places[:start]):
+            if place in self._seeds or self._route(place).is_connected():
+                return place
+        return self._seeds[0]
+
+    def to(self, address: str) -> Route:
+        """Return the way to one node."""
+        return self._route(address)
+
+    async def learn(self, picture: cluster_service_pb2.WatchClusterResponse) -> None:
+        """Take in what a node told, connect to nodes that are new, and close the ways to those that are gone."""
+        self._map = ShardMap(picture)
+        places = self._places()
+        if self._current not in places:
+            self._current = self._seeds[0]
+        if self._map.has_several:
+            for address in places:
+                self._route(address).is_connected()
+        for address in self._routes.keys() - set(places):
+            if not self._routes[address].calls:
+                await self._routes.pop(address).channel.close()
+
+    async def close(self) -> None:
+        """Close all channels; calls in flight are cancelled."""
+        routes, self._routes = self._routes, {}
+        for route in routes.values():
+            await route.channel.close()
+
+    def _places(self) -> tuple[str, ...]:
+        known = () if self._map is None else self._map.addresses
+        return tuple(dict.fromkeys((*self._seeds, *known)))
+
+    def _route(self, address: str) -> Route:
         route = self._routes.get(address)
         if route is None:
             channel = grpc.aio.insecure_channel(address, _OPTIONS)
@@ -58,14 +135,3 @@ class Router:
                 cluster_service_pb2_grpc.ClusterServiceStub(channel),
             )
         return route
-
-    def avoid(self, route: Route) -> None:
-        """Take the next node from now on, unless another call has moved on from this one already."""
-        if route.address == self._addresses[self._current]:
-            self._current = (self._current + 1) % len(self._addresses)
-
-    async def close(self) -> None:
-        """Close all channels; calls in flight are cancelled."""
-        routes, self._routes = self._routes, {}
-        for route in routes.values():
-            await route.channel.close()
