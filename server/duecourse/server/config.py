@@ -348,6 +348,19 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_coordination(self) -> Self:
+        if (self.etcd_cert_file is None) != (self.etcd_key_file is None):
+            raise ValueError("etcd_cert_file: set it together with etcd_key_file")
+        if (self.etcd_user is None) != (self.etcd_password_file is None):
+            raise ValueError("etcd_user: set it together with etcd_password_file")
+        if self.coordination is CoordinationKind.ETCD:
+            if not self.etcd_endpoints:
+                raise ValueError("etcd_endpoints: where is etcd? Set DUECOURSE_ETCD_ENDPOINTS")
+            if self.store is StoreKind.MEMORY:
+                raise ValueError("coordination: nodes that meet in etcd need a store that they share: store postgres")
+        return self
+
     def read_postgres_dsn(self) -> str:
         """Return the connection string of Postgres; it may hold a password. Raises InvalidSettings."""
         if self.postgres_dsn_file is None:
@@ -367,12 +380,18 @@ class Settings(BaseSettings):
 
     def advertised_address(self, port: int) -> str:
         """Return where others reach the API, once its listener was given a port."""
-        if self.advertise is not None:
-            return self.advertise
-        host, _ = host_and_port(self.api_listen)
-        if host in _WILDCARDS:
-            host = socket.gethostname()
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return self.advertise or _reachable(self.api_listen, port)
+
+    def advertised_peer_address(self, port: int) -> str:
+        """Return where the other nodes reach this one, once its listener for them was given a port."""
+        return self.advertise_peer or _reachable(self.peer_listen, port)
+
+
+def _reachable(listen: str, port: int) -> str:
+    host, _ = host_and_port(listen)
+    if host in _WILDCARDS:
+        host = socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def load(flags: Mapping[str, object]) -> Settings:

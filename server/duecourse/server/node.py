@@ -1,45 +1,50 @@
 """A node: a scheduler with the servers before it; starts them in order and drains them in order.
 
-Start: the store is opened, for as long as it takes, and the cluster clock set by it; then the loop and its lanes run,
-terms are taken, the API is served; the node is ready once every shard that it should lead is led. End: SIGTERM or
-SIGINT turns readiness off, refuses new work, tells the streams, lets what is in flight become durable, all within
-`drain`, and exits 0. A second signal exits at once.
+Start: the store is opened and etcd met (`opening`), for as long as it takes, and the cluster clock set by the store;
+then the loop and its lanes run, the API is served, terms are taken; the node is ready once every shard that it should
+lead is led. End: SIGTERM, SIGINT or DrainNode turns readiness off, hands the shards over to other nodes, refuses new
+work, tells the streams, lets what is in flight become durable, all within `drain`, and exits 0. Before the node runs it
+just ends. A second signal exits at once.
 """
 
 import asyncio
 import gc
 import importlib.util
-import random
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import metadata
-from typing import Final, Never
+from typing import Any, Final, Never, TypeVar
 
 from google.protobuf.internal import api_implementation
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
-from duecourse.server import config, config_listing
+from duecourse.server import config, config_listing, opening
 from duecourse.server.clock.cluster_clock import ClusterClock
-from duecourse.server.config import Settings, StoreKind
+from duecourse.server.config import CoordinationKind, Settings
 from duecourse.server.failpoints import Failpoints
-from duecourse.server.leadership import Member, Superseded
+from duecourse.server.leadership import DuplicateNode, Leadership, Member, Superseded, vigil
+from duecourse.server.leadership.clustered import Clustered
+from duecourse.server.leadership.identity import IdentityRefused
 from duecourse.server.leadership.solo import Solo
+from duecourse.server.leadership.vigil import Vigil
+from duecourse.server.opening import Meeting
 from duecourse.server.rpc import ClusterDescription, NodeDescription
-from duecourse.server.rpc.server import api_server
+from duecourse.server.rpc.server import Server, api_server, peer_server
 from duecourse.server.rpc.surfaces import Behind, Surfaces
 from duecourse.server.scheduler import Options, Scheduler
-from duecourse.server.storage import ShardRow, StoreRefused, StoreUnavailable, TaskStore
+from duecourse.server.storage import ShardRow, StoreRefused, TaskStore
 from duecourse.server.telemetry import logs
 from duecourse.server.telemetry.admin import AdminServer
 from duecourse.server.telemetry.metrics import Metrics
-from duecourse.timing import backoff
 from duecourse.timing.clock import SystemClock
 
 EXIT_FAILED: Final = 1
 EXIT_STORE_REFUSED: Final = 3
 EXIT_SUPERSEDED: Final = 4
+EXIT_IDENTITY_REFUSED: Final = 5
+EXIT_DUPLICATE_NODE: Final = 6
 
 _LIVE_WITHIN: Final[Micros] = 5 * bounds.SECOND
 _STEP: Final[Micros] = 5 * bounds.MILLISECOND
@@ -49,6 +54,8 @@ _CLOSE_LIMIT: Final[Micros] = bounds.SECOND
 _COLLECT_AFTER: Final = (100_000, 20, 100)
 
 _PARSER: Final = "upb"
+
+_Result = TypeVar("_Result")
 
 _log = logs.get("node")
 
@@ -69,15 +76,22 @@ def run(settings: Settings) -> int:
 
 async def _run(settings: Settings) -> int:
     _log.info("node_starting", **config_listing.redacted(settings))
-    local = SystemClock(settings.wall_clock_error)
     code = 0
+    told_to_end = asyncio.Event()
     try:
-        store = await _open_store(settings, local)
-        node = Node(settings, store, await store.shards(), local)
-        await node.run()
+        async with _signals(told_to_end), AsyncExitStack() as stack:
+            node = await _unless(told_to_end, _make_node(settings, told_to_end, stack))
+            if node is not None:
+                await node.run()
     except* StoreRefused as refused:
         _log.error("store_refused", detail=_message(refused))
         code = EXIT_STORE_REFUSED
+    except* IdentityRefused as refused:
+        _log.error("cluster_refused", detail=_message(refused))
+        code = EXIT_IDENTITY_REFUSED
+    except* DuplicateNode as duplicate:
+        _log.error("node_id_taken", detail=_message(duplicate))
+        code = EXIT_DUPLICATE_NODE
     except* Superseded as superseded:
         _log.error("node_superseded", detail=_message(superseded))
         code = EXIT_SUPERSEDED
@@ -88,6 +102,23 @@ async def _run(settings: Settings) -> int:
     return code
 
 
+async def _make_node(settings: Settings, told_to_end: asyncio.Event, stack: AsyncExitStack) -> "Node":
+    """Open what a node needs, to be closed with the stack, and make it. Raises StoreRefused, IdentityRefused."""
+    local = SystemClock(settings.wall_clock_error)
+    store, rows = await opening.open_store(settings, local)
+    stack.push_async_callback(_close, store)
+    meeting = None
+    if settings.coordination is CoordinationKind.ETCD:
+        client = await stack.enter_async_context(opening.etcd_client(settings, local))
+        meeting = await opening.meet(settings, client, store, local)
+    return Node(settings, store, rows, local, meeting, told_to_end)
+
+
+async def _close(store: TaskStore) -> None:
+    async with asyncio.timeout(_CLOSE_LIMIT / bounds.SECOND):
+        await store.close()
+
+
 class _Ended(Exception):
     """The node was told to end, and has drained."""
 
@@ -95,18 +126,29 @@ class _Ended(Exception):
 class Node:
     """A scheduler, the servers before it, and the signals that end it."""
 
-    def __init__(self, settings: Settings, store: TaskStore, rows: Sequence[ShardRow], local: SystemClock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: TaskStore,
+        rows: Sequence[ShardRow],
+        local: SystemClock,
+        meeting: Meeting | None,
+        told_to_end: asyncio.Event,
+    ) -> None:
+        """`meeting` is where the other nodes are; None: this one is alone."""
         self._settings = settings
-        self._store = store
+        self._meeting = meeting
+        self._told_to_end = told_to_end
         self._version = metadata.version("duecourse")
         self._address = settings.api_listen
+        self._peer_address = ""
         metrics = Metrics(node_id=settings.node_id, version=self._version)
         self._clock = clock = ClusterClock(store, local, settings.node_id, metrics, self._others_offsets)
-        self._leadership = leadership = Solo(self._member())
+        self._vigil: Vigil | None = None
+        self._leadership = leadership = self._make_leadership(local)
         self._scheduler = scheduler = Scheduler(
             _options(settings), store, rows, leadership, clock, metrics, Failpoints(settings.failpoints)
         )
-        self._told_to_end = asyncio.Event()
         behind = Behind(
             node_id=settings.node_id,
             commands=scheduler.commands,
@@ -119,26 +161,38 @@ class Node:
             describe=self._describe,
             drain=self._told_to_end.set,
         )
-        self._surfaces = Surfaces(behind, has_peers=False)
-        self._server = api_server(self._surfaces.api, has_reflection=settings.reflection)
+        self._surfaces = surfaces = Surfaces(behind, has_peers=meeting is not None)
+        self._server = api_server(surfaces.api, has_reflection=settings.reflection)
+        self._peer_server: Server | None = None if surfaces.peer is None else peer_server(surfaces.peer)
         self._admin = AdminServer(metrics, is_live=self._is_live, why_not_ready=self._why_not_ready, notes=clock.alarms)
 
     async def run(self) -> None:
-        """Run until a signal has ended it. Raises Superseded, OSError."""
+        """Run until it was told to end, and has drained. Raises Superseded, DuplicateNode, OSError."""
         host, port = config.host_and_port(self._settings.admin_listen)
         try:
-            async with (
-                self._admin.serving(host, port) as admin_port,
-                _signals(self._told_to_end),
-                asyncio.TaskGroup() as group,
-            ):
+            async with self._admin.serving(host, port) as admin_port, asyncio.TaskGroup() as group:
                 group.create_task(self._clock.run(), name="clock")
                 group.create_task(self._serve(admin_port, group), name="serve")
         except* _Ended:
             pass
-        finally:
-            async with asyncio.timeout(_CLOSE_LIMIT / bounds.SECOND):
-                await self._store.close()
+
+    def _make_leadership(self, local: SystemClock) -> Leadership:
+        meeting, settings = self._meeting, self._settings
+        if meeting is None:
+            return Solo(self._member())
+        clustered = Clustered(
+            settings.node_id,
+            meeting.cluster,
+            client=meeting.client,
+            clock=local,
+            keys=meeting.keys,
+            session=settings.session,
+            is_refused=vigil.is_refused,
+            wall_clock_offset=self._clock.wall_clock_offset,
+        )
+        self._vigil = Vigil(clustered.membership, meeting.client, local)
+        clustered.subscribe(self._vigil.members_changed)
+        return clustered
 
     async def _serve(self, admin_port: int, rooms: asyncio.TaskGroup) -> Never:
         # Nothing may be due, or be written down with a time, before it is known what time it is.
@@ -146,11 +200,11 @@ class Node:
             await self._clock.sleep(_STEP)
             if self._told_to_end.is_set():
                 raise _Ended
-        self._scheduler.start(rooms)
-        port = await self._server.start(self._settings.api_listen)
-        self._address = self._settings.advertised_address(port)
-        self._leadership.introduce(self._member())
         try:
+            await self._listen()
+            self._scheduler.start(rooms)
+            if self._vigil is not None:
+                rooms.create_task(self._vigil.run(), name="vigil")
             async with asyncio.TaskGroup() as group:
                 ready = group.create_task(self._announce_ready(admin_port), name="announce ready")
                 await self._told_to_end.wait()
@@ -158,8 +212,19 @@ class Node:
             await self._drain()
         finally:
             await self._server.stop(0)
+            if self._peer_server is not None:
+                await self._peer_server.stop(0)
             await self._surfaces.close()
         raise _Ended
+
+    async def _listen(self) -> None:
+        """Serve clients, workers and the other nodes, and tell the others where."""
+        port = await self._server.start(self._settings.api_listen)
+        self._address = self._settings.advertised_address(port)
+        if self._peer_server is not None:
+            port = await self._peer_server.start(self._settings.peer_listen)
+            self._peer_address = self._settings.advertised_peer_address(port)
+        self._leadership.introduce(self._member())
 
     async def _announce_ready(self, admin_port: int) -> None:
         while self._why_not_ready() is not None:
@@ -173,6 +238,7 @@ class Node:
         _log.info("node_draining")
         until = self._clock.elapsed() + self._settings.drain
         await self._server.set_serving(is_serving=False)
+        await self._scheduler.hand_over(until)
         self._scheduler.begin_drain()
         await self._scheduler.finish_drain(until)
         await self._server.stop(max(_STEP, until - self._clock.elapsed()))
@@ -181,7 +247,7 @@ class Node:
         return Member(
             node_id=self._settings.node_id,
             address=self._address,
-            peer_address="",
+            peer_address=self._peer_address,
             version=self._version,
             wall_clock_offset=self._clock.wall_clock_offset(),
         )
@@ -217,32 +283,18 @@ def _options(settings: Settings) -> Options:
     )
 
 
-async def _open_store(settings: Settings, clock: SystemClock) -> TaskStore:
-    """Open the store, waiting for it as long as it takes. Raises StoreRefused."""
-    store = _make_store(settings)
-    waits = backoff.delays(100 * bounds.MILLISECOND, 2 * bounds.SECOND, random.Random())
-    while True:
-        try:
-            await store.open()
-        except StoreUnavailable as error:
-            _log.warning("store_not_open", detail=str(error))
-            await clock.sleep(next(waits))
-            continue
-        if not store.is_durable:
-            _log.warning("store_not_durable", detail="tasks are lost when this process ends")
-        return store
+async def _unless(told_to_end: asyncio.Event, work: Coroutine[Any, Any, _Result]) -> _Result | None:
+    """Do something, unless the node is told to end before it is done; None: it was."""
 
+    async def cancel_when_told() -> None:
+        await told_to_end.wait()
+        working.cancel()
 
-def _make_store(settings: Settings) -> TaskStore:
-    match settings.store:
-        case StoreKind.POSTGRES:
-            from duecourse.server.storage.postgres import PostgresStore
-
-            return PostgresStore(settings.read_postgres_dsn())
-        case StoreKind.MEMORY:
-            from duecourse.server.storage.memory import MemoryStore
-
-            return MemoryStore(settings.shards)
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(work, name="open")
+        watcher = group.create_task(cancel_when_told(), name="told to end")
+        working.add_done_callback(lambda _: watcher.cancel())
+    return None if working.cancelled() else working.result()
 
 
 @asynccontextmanager

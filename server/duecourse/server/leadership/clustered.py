@@ -244,7 +244,7 @@ class Clustered:
         return self._placement.get(seat.shard) == self._node_id or self._is_forsaken(seat)
 
     def _is_forsaken(self, seat: Seat) -> bool:
-        """Tell whether nobody has led a shard for so long that every eligible node should stand, and none came first."""
+        """Tell whether nobody has led a shard for so long that every eligible node should stand and none does yet."""
         shard = seat.shard
         if self._standings.leader(shard) is not None:
             self._unled_since.pop(shard, None)
