@@ -75,8 +75,7 @@ def insert(
         b"\x01" + uid,
     )
     task = Task(
-        lane.namespace,
-        task_id,
+        TaskKey(lane.namespace, task_id),
         ShardId(shard),
         lane,
         uid,

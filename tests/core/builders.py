@@ -5,7 +5,17 @@ from duecourse.model.instants import Micros, Now
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.lease import Holder
 from duecourse.server.core.lifecycle import submitted
-from duecourse.server.core.task import DEFAULT_POLICY, Epoch, Lane, Policy, Progress, ShardId, Submission, Task
+from duecourse.server.core.task import (
+    DEFAULT_POLICY,
+    Epoch,
+    Lane,
+    Policy,
+    Progress,
+    ShardId,
+    Submission,
+    Task,
+    TaskKey,
+)
 
 START: Micros = 1_700_000_000 * bounds.SECOND
 """When the tests' time begins."""
@@ -30,8 +40,7 @@ def a_task(
     progress: Progress | None = None,
 ) -> Task:
     return Task(
-        lane.namespace,
-        task_id,
+        TaskKey(lane.namespace, task_id),
         ShardId(shard),
         lane,
         task_id.encode(),

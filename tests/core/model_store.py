@@ -53,8 +53,7 @@ class Row:
         """Read it: a new object each time."""
         of = self.submission
         return Task(
-            of.namespace,
-            of.task_id,
+            TaskKey(of.namespace, of.task_id),
             of.shard,
             of.lane,
             of.uid,

@@ -272,7 +272,7 @@ def a_stored_task(task_id: str = "t1", policy: Policy = DEFAULT_POLICY, headers:
     second = Attempt(2, 1, b"l" * 16, "w", "i" * 16, "n1", Epoch(7), 42, NOW + 3, NOW + 3)
     progress = Progress(TaskState.LEASED, NOW + 3, 5, 1, 2, 2, 0, False, False, second)
     lane = Lane("default", "mail", "send", -2, "tenant")
-    task = Task("default", task_id, ShardId(1), lane, b"u" * 16, 9, NOW + 1_500, NOW, policy, progress)
+    task = Task(TaskKey("default", task_id), ShardId(1), lane, b"u" * 16, 9, NOW + 1_500, NOW, policy, progress)
     return StoredTask(
         task,
         b"payload",

@@ -17,6 +17,7 @@ from duecourse.server.core.task import (
     Progress,
     ShardId,
     Task,
+    TaskKey,
     TaskState,
 )
 from duecourse.server.leadership import Member
@@ -186,11 +187,13 @@ class ScriptedWorker:
 class Node:
     """A hub, and the loop beside it."""
 
-    def __init__(self, max_streams: int = 8) -> None:
+    def __init__(self, max_streams: int = 8, node_id: str = "n1") -> None:
         self.port = ScriptedPort()
         self.view = ScriptedView()
         self.metrics = Metrics()
-        self.hub = Hub(self.port, self.view, self.metrics, node_id="n1", heartbeat=HEARTBEAT, max_streams=max_streams)
+        self.hub = Hub(
+            self.port, self.view, self.metrics, node_id=node_id, heartbeat=HEARTBEAT, max_streams=max_streams
+        )
         self.wakes = 0
 
     def open(self) -> ScriptedWorker:
@@ -218,6 +221,11 @@ class Node:
         """Make an assignment of a task to a worker."""
         holder = next(holder for holder in self.port.subscribed if holder.stream_id == worker.stream.stream_id)
         return an_assignment(task_id, holder, self.port.shard_of("default", task_id), payload, last_read)
+
+    def end_streams(self) -> None:
+        """Break all streams off."""
+        for stream in list(self.hub._streams.values()):
+            stream.end(None)
 
     def pass_time(self, duration: Micros, step: Micros = bounds.SECOND) -> None:
         """Let time pass as a loop does that is alive, in steps."""
@@ -262,7 +270,7 @@ def an_assignment(
     progress = Progress(TaskState.LEASED, UTC, 3, 1, 2, 2, 0, False, False, attempt)
     lane = Lane("default", "default", "send", 3, "tenant")
     run_at = UTC + 1_500_000
-    task = Task("default", task_id, shard, lane, b"u" * 16, 5, run_at, lease_time, DEFAULT_POLICY, progress)
+    task = Task(TaskKey("default", task_id), shard, lane, b"u" * 16, 5, run_at, lease_time, DEFAULT_POLICY, progress)
     lease = Lease(task, token, holder, bounds.DEFAULT_LEASE, 0, 0, 0)
     delivery = Delivery(payload, "text/plain", {"traceparent": "00-1-2-03"})
     return Assignment(lease, delivery, last_read, 90 * bounds.SECOND + 250_000, bounds.SECOND // 2)

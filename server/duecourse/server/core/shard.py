@@ -155,8 +155,7 @@ class Shard:
         if run_at is None:
             run_at = (now.latest if submission.delay else now.earliest) + submission.delay
         task = Task(
-            submission.namespace,
-            submission.task_id,
+            key,
             self.fence.shard,
             submission.lane,
             submission.uid,

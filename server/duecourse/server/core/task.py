@@ -5,7 +5,7 @@ every transition and never altered in place. Payloads are not here: they stay in
 Times are microseconds since 1970 UTC on the cluster clock, durations are microseconds.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
@@ -172,8 +172,8 @@ class Progress:
 class Task:
     """A task in memory: what never changes, and the progress that was last committed."""
 
-    namespace: str
-    task_id: str
+    key: TaskKey
+    """How it is found."""
     shard: ShardId
     lane: Lane
     uid: bytes
@@ -184,11 +184,16 @@ class Task:
     progress: Progress
     is_ready: bool = False
     """Due, in its lane's head, and the matcher may take it."""
-    key: TaskKey = field(init=False)
-    """How it is found."""
 
-    def __post_init__(self) -> None:
-        self.key = TaskKey(self.namespace, self.task_id)
+    @property
+    def namespace(self) -> str:
+        """Its namespace."""
+        return self.key.namespace
+
+    @property
+    def task_id(self) -> str:
+        """Its id, unique in the namespace."""
+        return self.key.task_id
 
     def __lt__(self, other: "Task") -> bool:
         """Tie with every other: heaps hold a task twice, with the same key, once it was dropped and loaded again."""

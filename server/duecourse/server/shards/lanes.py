@@ -1,6 +1,8 @@
 """Commit lanes: group commit. While one transaction is under way, the writes of the next one gather.
 
-A shard always uses the same lane, so it has one commit in flight. What the store answers decides:
+A shard always uses the same lane, so it has one commit in flight. One lane is the default: a batch touches all shards,
+so that with more of them it waits for every lane, and the same rows cost more transactions. What the store answers
+decides:
 
 - committed: the shard is told;
 - stale, unknown: the shard's term is over (`TermEnds`), and if the answer was lost its writes are uncertain;

@@ -157,16 +157,15 @@ def _insert_columns(inserts: list[Insert]) -> dict[str, Any]:
     submissions = [insert.submission for insert in inserts]
     lanes = [task.lane for task in tasks]
     return {
-        "i_shard": [task.shard for task in tasks],
-        "i_slot": [submission.slot for submission in submissions],
-        "i_namespace": _join_once([task.namespace for task in tasks]),
-        "i_task_id": _join([task.task_id for task in tasks]),
+        "i_place": [insert.task.shard * bounds.SLOTS + insert.submission.slot for insert in inserts],
+        "i_namespace": _join_once([task.key.namespace for task in tasks]),
+        "i_task_id": _join([task.key.task_id for task in tasks]),
         "i_queue": _join_once([lane.queue for lane in lanes]),
         "i_task_type": _join_once([lane.task_type for lane in lanes]),
         "i_priority": _unless_all([lane.priority for lane in lanes], 0),
         "i_fairness_key": _join_once([lane.fairness_key for lane in lanes]),
         "i_lane_hash": _once([codec.lane_hash(lane) for lane in lanes]),
-        "i_uid": [task.uid for task in tasks],
+        "i_uid": _packed([task.uid for task in tasks]),
         "i_sequence": [task.sequence for task in tasks],
         "i_run_at": [task.run_at for task in tasks],
         "i_create_time": _once([task.create_time for task in tasks]),
@@ -175,7 +174,7 @@ def _insert_columns(inserts: list[Insert]) -> dict[str, Any]:
         "i_labels": _unless_all([_labels(submission.labels) for submission in submissions], None),
         "i_content_type": _once([_content_type(submission.content_type) for submission in submissions]),
         "i_payload": [submission.payload for submission in submissions],
-        "i_fingerprint": [submission.fingerprint for submission in submissions],
+        "i_fingerprint": _packed([submission.fingerprint for submission in submissions]),
     }
 
 
@@ -189,13 +188,14 @@ def _grant_columns(grants: list[Update]) -> dict[str, Any]:
     lease_times = [attempt.lease_time for attempt in attempts]
     fencing_tokens = [attempt.fencing_token for attempt in attempts]
     return {
-        "g_namespace": _join_once([task.namespace for task in tasks]),
-        "g_task_id": _join([task.task_id for task in tasks]),
-        "g_revision": [progress.revision for progress in progresses],
+        "grants": len(grants),
+        "g_namespace": _join_once([task.key.namespace for task in tasks]),
+        "g_task_id": _join([task.key.task_id for task in tasks]),
+        "g_revision": _once([progress.revision for progress in progresses]),
         "g_round": _unless_all([attempt.round for attempt in attempts], 1),
-        "g_number": numbers,
+        "g_number": _once(numbers),
         "g_attempts_used": attempts_used if attempts_used != numbers else [],
-        "g_lease_token": [attempt.lease_token for attempt in attempts],
+        "g_lease_token": _packed([attempt.lease_token for attempt in attempts]),
         "g_worker": _join_once([attempt.worker for attempt in attempts]),
         "g_incarnation": _join_once([attempt.incarnation for attempt in attempts]),
         "g_node": _join_once([attempt.node for attempt in attempts]),
@@ -211,9 +211,10 @@ def _success_columns(successes: list[Update]) -> dict[str, Any]:
     attempts = [update.progress.attempt for update in successes if update.progress.attempt is not None]
     result_types, results = _result_columns(successes)
     return {
-        "s_namespace": _join_once([task.namespace for task in tasks]),
-        "s_task_id": _join([task.task_id for task in tasks]),
-        "s_revision": [update.progress.revision for update in successes],
+        "successes": len(successes),
+        "s_namespace": _join_once([task.key.namespace for task in tasks]),
+        "s_task_id": _join([task.key.task_id for task in tasks]),
+        "s_revision": _once([update.progress.revision for update in successes]),
         "s_start_time": [attempt.start_time for attempt in attempts],
         "s_end_time": _once([attempt.end_time for attempt in attempts]),
         "s_outcome_digest": _once([attempt.outcome_digest for attempt in attempts]),
@@ -229,8 +230,8 @@ def _update_columns(updates: list[Update]) -> dict[str, Any]:
     failures = [attempt and attempt.failure for attempt in attempts]
     result_types, results = _result_columns(updates)
     return {
-        "u_namespace": _join([task.namespace for task in tasks]),
-        "u_task_id": _join([task.task_id for task in tasks]),
+        "u_namespace": _join([task.key.namespace for task in tasks]),
+        "u_task_id": _join([task.key.task_id for task in tasks]),
         "u_state": [progress.state for progress in progresses],
         "u_due_time": [progress.due_time for progress in progresses],
         "u_revision": [progress.revision for progress in progresses],
@@ -263,8 +264,8 @@ def _archive_columns(archived: list[tuple[int, Update]]) -> dict[str, Any]:
     failures = [attempt.failure for attempt in attempts]
     return {
         "a_of": [number for number, _ in archived],
-        "a_namespace": _join([task.namespace for task in tasks]),
-        "a_task_id": _join([task.task_id for task in tasks]),
+        "a_namespace": _join([task.key.namespace for task in tasks]),
+        "a_task_id": _join([task.key.task_id for task in tasks]),
         "a_number": [attempt.number for attempt in attempts],
         "a_round": [attempt.round for attempt in attempts],
         "a_epoch": [attempt.epoch for attempt in attempts],
@@ -307,6 +308,13 @@ def _join_once(names: list[str]) -> str:
     """Join names; return one that is the same throughout alone, unless it would fall apart."""
     first = names[0]
     return first if names.count(first) == len(names) and _SEPARATOR not in first else _join(names)
+
+
+def _packed(values: list[bytes]) -> bytes:
+    """Join strings of bytes that are all equally long."""
+    packed = b"".join(values)
+    assert len(packed) == len(values) * len(values[0]), "equally long"
+    return packed
 
 
 def _unless_all(values: list[Any], default: Any) -> list[Any]:

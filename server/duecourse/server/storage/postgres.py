@@ -63,7 +63,6 @@ _log = logs.get("storage.postgres")
 _WRITES: Final = queries.statements("writes.sql")
 _READS: Final = queries.statements("reads.sql")
 
-_COMMIT_CONNECTIONS: Final = bounds.COMMIT_LANES
 _WRITE_CONNECTIONS: Final = 2
 _READ_CONNECTIONS: Final = 4
 _LOAD_CONNECTIONS: Final = 2
@@ -105,9 +104,15 @@ class PostgresStore:
     name = "postgres"
     is_durable = True
 
-    def __init__(self, dsn: str, *, commit_timeout: Micros = bounds.COMMIT_TIMEOUT) -> None:
-        """Prepare for the database at `dsn`; a commit without an answer for `commit_timeout` is unknown."""
+    def __init__(
+        self, dsn: str, *, commits: int = bounds.COMMIT_LANES, commit_timeout: Micros = bounds.COMMIT_TIMEOUT
+    ) -> None:
+        """Prepare for the database at `dsn` and so many commits at a time.
+
+        A commit without an answer for `commit_timeout` is unknown.
+        """
         self._dsn = dsn
+        self._commits_at_once = commits
         self._commit_timeout = commit_timeout
         self._known_queues: set[Queue] = set()
         self._commits = self._writes = self._reads = self._loads = self._clock = Connections(dsn, 1, 0, {})
@@ -134,7 +139,7 @@ class PostgresStore:
             )
         forced = {"synchronous_commit": "on"} if synchronous_commit in _WEAK_COMMITS else {}
         writing = {**_WRITE_SETTINGS, **forced}
-        self._commits = Connections(self._dsn, _COMMIT_CONNECTIONS, self._commit_timeout, writing)
+        self._commits = Connections(self._dsn, self._commits_at_once, self._commit_timeout, writing)
         self._writes = Connections(self._dsn, _WRITE_CONNECTIONS, self._commit_timeout, writing)
         self._reads = Connections(self._dsn, _READ_CONNECTIONS, _READ_TIMEOUT, _READ_SETTINGS)
         self._loads = Connections(self._dsn, _LOAD_CONNECTIONS, _LOAD_TIMEOUT, _LOAD_SETTINGS)

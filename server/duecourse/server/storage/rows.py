@@ -176,7 +176,9 @@ def _decode_task(row: Row) -> Task:
         raise ValueError(f"out of range: priority {priority}, sequence {sequence}, run_at {run_at}")
     _check(progress)
     lane = _shared(Lane(namespace, queue, task_type, priority, fairness_key))
-    return Task(namespace, task_id, shard, lane, uid, sequence, run_at, create_time, codec.policy_of(policy), progress)
+    return Task(
+        TaskKey(namespace, task_id), shard, lane, uid, sequence, run_at, create_time, codec.policy_of(policy), progress
+    )
 
 
 def _check(progress: Progress) -> None:

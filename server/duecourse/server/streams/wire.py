@@ -60,8 +60,7 @@ def fill(message: pb.Assignment, assignment: Assignment) -> None:
     delivery = assignment.delivery
     lane = task.lane
     sent = message.task
-    sent.namespace = task.namespace
-    sent.task_id = task.task_id
+    sent.namespace, sent.task_id = task.key
     sent.uid = task.uid
     sent.queue = lane.queue
     sent.task_type = lane.task_type

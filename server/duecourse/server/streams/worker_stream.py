@@ -385,7 +385,7 @@ class WorkerStream:
         """Return an attempt's task and shard: as it was assigned on this stream, or else as the worker says."""
         if lease is not None:
             task = lease.task
-            return TaskKey(task.namespace, task.task_id), task.shard
+            return task.key, task.shard
         reading.token(reference.lease_token)
         key = TaskKey(self._the_holder().namespace, reading.task_id(reference.task_id))
         return key, self._port.shard_of(*key)

@@ -7,7 +7,8 @@
 -- What an array costs its sender decides its shape. Names come joined by the separator, which no name contains; should
 -- one contain it after all, its column grows longer than the others, and what they lack is NULL and refused. A column
 -- that is the same default throughout comes empty; those that are filled up from their first value below may come as
--- that value alone. Kinds of writes that there are none of are left out.
+-- that value alone. Kinds of writes that there are none of are left out. Tokens, ids and digests come as one string of
+-- bytes, each as long as the others. A new task's shard and slot come as one number, shard * 16,384 + slot.
 --
 -- First the shard rows are locked, in order; if one holds another term nothing is written, and only those are returned:
 -- kind 0, place the shard, number its epoch, first its holder. Otherwise
@@ -17,16 +18,16 @@
 CREATE FUNCTION duecourse.commit_writes(
     f_shard int[], f_epoch bigint[], f_holder bytea[],
     q_namespace text[] = '{}', q_name text[] = '{}',
-    i_shard int[] = '{}', i_slot smallint[] = '{}', i_namespace text = '', i_task_id text = '', i_queue text = '',
+    i_place int[] = '{}', i_namespace text = '', i_task_id text = '', i_queue text = '',
     i_task_type text = '', i_priority smallint[] = '{}', i_fairness_key text = '', i_lane_hash bigint[] = '{}',
-    i_uid bytea[] = '{}', i_sequence bigint[] = '{}', i_run_at bigint[] = '{}', i_create_time bigint[] = '{}',
+    i_uid bytea = '', i_sequence bigint[] = '{}', i_run_at bigint[] = '{}', i_create_time bigint[] = '{}',
     i_policy bytea[] = '{}', i_headers bytea[] = '{}', i_labels jsonb[] = '{}', i_content_type bytea[] = '{}',
-    i_payload bytea[] = '{}', i_fingerprint bytea[] = '{}',
-    g_namespace text = '', g_task_id text = '', g_revision int[] = '{}', g_round int[] = '{}', g_number int[] = '{}',
-    g_attempts_used int[] = '{}', g_lease_token bytea[] = '{}', g_worker text = '', g_incarnation text = '',
+    i_payload bytea[] = '{}', i_fingerprint bytea = '',
+    grants int = 0, g_namespace text = '', g_task_id text = '', g_revision int[] = '{}', g_round int[] = '{}', g_number int[] = '{}',
+    g_attempts_used int[] = '{}', g_lease_token bytea = '', g_worker text = '', g_incarnation text = '',
     g_node text = '', g_epoch bigint[] = '{}', g_fencing_token bigint[] = '{}', g_lease_time bigint[] = '{}',
     g_latest_due_time bigint = 0,
-    s_namespace text = '', s_task_id text = '', s_revision int[] = '{}', s_start_time bigint[] = '{}',
+    successes int = 0, s_namespace text = '', s_task_id text = '', s_revision int[] = '{}', s_start_time bigint[] = '{}',
     s_end_time bigint[] = '{}', s_outcome_digest bytea[] = '{}', s_result_type bytea[] = '{}', s_result bytea[] = '{}',
     u_namespace text = '', u_task_id text = '', u_state text[] = '{}', u_due_time bigint[] = '{}',
     u_revision int[] = '{}', u_round int[] = '{}', u_attempt_count int[] = '{}', u_attempts_used int[] = '{}',
@@ -53,8 +54,10 @@ SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    grants CONSTANT int := cardinality(g_revision);
-    successes CONSTANT int := cardinality(s_revision);
+    inserts CONSTANT int := cardinality(i_place);
+    uid_bytes CONSTANT int := octet_length(i_uid) / greatest(inserts, 1);
+    fingerprint_bytes CONSTANT int := octet_length(i_fingerprint) / greatest(inserts, 1);
+    token_bytes CONSTANT int := octet_length(g_lease_token) / greatest(grants, 1);
     done int;
     granted_until bigint;
     taken int[] := '{}';
@@ -92,7 +95,7 @@ BEGIN
     END IF;
 
     -- Plain inserts cost a fifth less than ON CONFLICT; only where an id is taken they are made again without it.
-    WHILE cardinality(i_shard) > 0 LOOP
+    WHILE inserts > 0 LOOP
         BEGIN
             INSERT INTO duecourse.task (
                 shard, slot, namespace, task_id, queue, task_type, priority, fairness_key, lane_hash, uid, sequence,
@@ -100,20 +103,22 @@ BEGIN
                 state, due_time, revision, round, attempt_count, attempts_used, returns_in_row, cancel_requested,
                 earlier_attempt_may_run, answers
             )
-            SELECT i.shard, i.slot, coalesce(i.namespace, i_namespace), i.task_id, coalesce(i.queue, i_queue),
+            SELECT i.task_place >> 14, i.task_place & 16383, coalesce(i.namespace, i_namespace), i.task_id, coalesce(i.queue, i_queue),
                 coalesce(i.task_type, i_task_type), coalesce(i.priority, 0), coalesce(i.fairness_key, i_fairness_key),
-                coalesce(i.lane_hash, i_lane_hash[1]), i.uid, i.sequence, i.run_at,
+                coalesce(i.lane_hash, i_lane_hash[1]),
+                substr(i_uid, (i.place::int - 1) * uid_bytes + 1, uid_bytes), i.sequence, i.run_at,
                 coalesce(i.create_time, i_create_time[1]), coalesce(i.policy, ''), coalesce(i.headers, ''), i.labels,
-                coalesce(i.content_type, i_content_type[1]), i.payload, i.fingerprint,
+                coalesce(i.content_type, i_content_type[1]), i.payload,
+                substr(i_fingerprint, (i.place::int - 1) * fingerprint_bytes + 1, fingerprint_bytes),
                 'pending', i.run_at, 1, 1, 0, 0, 0, false, false, ''
             FROM unnest(
-                i_shard, i_slot, string_to_array(i_namespace, separator), string_to_array(i_task_id, separator),
+                i_place, string_to_array(i_namespace, separator), string_to_array(i_task_id, separator),
                 string_to_array(i_queue, separator), string_to_array(i_task_type, separator), i_priority,
-                string_to_array(i_fairness_key, separator), i_lane_hash, i_uid, i_sequence, i_run_at, i_create_time,
-                i_policy, i_headers, i_labels, i_content_type, i_payload, i_fingerprint
+                string_to_array(i_fairness_key, separator), i_lane_hash, i_sequence, i_run_at, i_create_time,
+                i_policy, i_headers, i_labels, i_content_type, i_payload
             ) WITH ORDINALITY AS i (
-                shard, slot, namespace, task_id, queue, task_type, priority, fairness_key, lane_hash, uid, sequence,
-                run_at, create_time, policy, headers, labels, content_type, payload, fingerprint, place
+                task_place, namespace, task_id, queue, task_type, priority, fairness_key, lane_hash, sequence,
+                run_at, create_time, policy, headers, labels, content_type, payload, place
             )
             WHERE i.place <> ALL (taken);
             EXIT;
@@ -138,25 +143,26 @@ BEGIN
         RETURN QUERY
             WITH granted AS (
                 UPDATE duecourse.task t SET
-                    state = 'leased', revision = g.revision, attempt_count = g.number,
-                    attempts_used = coalesce(g.attempts_used, g.number), attempt_round = coalesce(g.round, 1),
-                    attempt_number = g.number, epoch = coalesce(g.epoch, g_epoch[1]),
+                    state = 'leased', revision = t.revision + 1, attempt_count = coalesce(g.number, g_number[1]),
+                    attempts_used = coalesce(g.attempts_used, g.number, g_number[1]),
+                    attempt_round = coalesce(g.round, 1), attempt_number = coalesce(g.number, g_number[1]), epoch = coalesce(g.epoch, g_epoch[1]),
                     fencing_token = coalesce(g.fencing_token, g.lease_time, g_lease_time[1]),
                     lease_time = coalesce(g.lease_time, g_lease_time[1]),
                     sign_of_life = coalesce(g.lease_time, g_lease_time[1]), start_time = NULL, attempt_end_time = NULL,
-                    lease_token = g.lease_token, worker = coalesce(g.worker, g_worker),
+                    lease_token = substr(g_lease_token, (g.place::int - 1) * token_bytes + 1, token_bytes),
+                    worker = coalesce(g.worker, g_worker),
                     incarnation = coalesce(g.incarnation, g_incarnation), node = coalesce(g.node, g_node),
                     outcome = NULL, failure_type = NULL, failure_message = NULL, outcome_digest = NULL, progress = NULL
                 FROM unnest(
                     string_to_array(g_namespace, separator), string_to_array(g_task_id, separator), g_revision,
-                    g_round, g_number, g_attempts_used, g_lease_token, string_to_array(g_worker, separator),
+                    g_round, g_number, g_attempts_used, string_to_array(g_worker, separator),
                     string_to_array(g_incarnation, separator), string_to_array(g_node, separator), g_epoch,
                     g_fencing_token, g_lease_time
                 ) WITH ORDINALITY AS g (
-                    namespace, task_id, revision, round, number, attempts_used, lease_token, worker, incarnation,
-                    node, epoch, fencing_token, lease_time, place
+                    namespace, task_id, revision, round, number, attempts_used, worker, incarnation, node, epoch, fencing_token, lease_time, place
                 )
-                WHERE t.namespace = coalesce(g.namespace, g_namespace) AND t.task_id = g.task_id AND t.revision = g.revision - 1
+                WHERE t.namespace = coalesce(g.namespace, g_namespace) AND t.task_id = g.task_id
+                    AND t.revision = coalesce(g.revision, g_revision[1]) - 1
                 RETURNING g.place::int, t.payload, t.content_type, t.headers
             )
             SELECT 3, granted.place, 0::bigint, granted.payload, granted.content_type, granted.headers FROM granted;
@@ -168,7 +174,7 @@ BEGIN
 
     IF successes > 0 THEN
         UPDATE duecourse.task t SET
-            state = 'succeeded', due_time = NULL, revision = s.revision, returns_in_row = 0,
+            state = 'succeeded', due_time = NULL, revision = t.revision + 1, returns_in_row = 0,
             start_time = s.start_time, attempt_end_time = coalesce(s.end_time, s_end_time[1]), outcome = 'succeeded',
             outcome_digest = coalesce(s.outcome_digest, s_outcome_digest[1]),
             end_time = coalesce(s.end_time, s_end_time[1]),
@@ -180,7 +186,8 @@ BEGIN
         ) AS s (
             namespace, task_id, revision, start_time, end_time, outcome_digest, result_type, result
         )
-        WHERE t.namespace = coalesce(s.namespace, s_namespace) AND t.task_id = s.task_id AND t.revision = s.revision - 1;
+        WHERE t.namespace = coalesce(s.namespace, s_namespace) AND t.task_id = s.task_id
+            AND t.revision = coalesce(s.revision, s_revision[1]) - 1;
         GET DIAGNOSTICS done = ROW_COUNT;
         IF done < successes THEN
             mismatched := mismatched || duecourse.not_written(s_namespace, s_task_id, grants);
