@@ -190,7 +190,6 @@ async def test_of_what_was_handed_back_only_the_oldest_may_be_missing(
             "UPDATE duecourse.shard SET coordination = 'other', epoch = 1, holder = 'x' WHERE shard = 3",
             "different coordinations: other, solo",
         ),
-        ("UPDATE duecourse.shard SET holder = '' WHERE shard = 0", "this is no term"),
         ("UPDATE duecourse.shard SET coordination = '' WHERE shard = 0", "this is no term"),
         ("UPDATE duecourse.shard SET epoch = 0 WHERE shard = 0", "this is no term"),
         ("UPDATE duecourse.shard SET epoch = -1 WHERE shard = 0", "this is no term"),
@@ -208,6 +207,15 @@ async def test_damage_to_shards_is_found(
     report = await fsck.check(postgres_dsn)
     assert report.broken == {Rule.SHARDS: len(report.findings)}
     assert any(said in finding.detail for finding in report.findings)
+
+
+async def test_a_store_that_was_bound_to_a_cluster_is_sound(store: PostgresStore, postgres_dsn: str) -> None:
+    await store.bind("c0ffee")
+    assert (await fsck.check(postgres_dsn)).is_sound
+    await store.bind("solo", is_forced=True)
+    await lead(store)
+    await store.bind("c0ffee", is_forced=True)
+    assert (await fsck.check(postgres_dsn)).is_sound
 
 
 async def test_what_was_set_aside_is_counted_and_no_finding(

@@ -71,8 +71,9 @@ def of_shards(shards: Sequence[ShardRow]) -> Iterator[Finding]:
             what = "belong to two shards" if row.slot_from < slot else "belong to no shard"
             yield Finding(Rule.SHARDS, f"slots {first} to {after - 1} {what}", row.shard)
         slot = max(slot, row.slot_until)
-        was_led = row.epoch > 0
-        if row.epoch < 0 or was_led != (row.coordination != "") or was_led != (row.holder != b""):
+        # A cluster is written into the rows before its first term; a rebound store has epochs that nobody holds.
+        has_holder, was_led = row.holder != b"", row.epoch > 0
+        if row.epoch < 0 or (has_holder and not was_led) or (was_led and row.coordination == ""):
             detail = f"epoch {row.epoch}, coordination {row.coordination!r}, holder {row.holder.hex()!r}"
             yield Finding(Rule.SHARDS, f"this is no term: {detail}", row.shard)
     if slot != bounds.SLOTS:
