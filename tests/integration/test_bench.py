@@ -76,8 +76,10 @@ def test_what_is_due_at_once_is_weighed_and_another_queue_is_watched(tmp_path: P
     ("arguments", "told"),
     [
         (("submit", "--only", "slowly"), "batch or single"),
-        (("submit", "--nodes", "3"), "has one node"),
-        (("throughput", "--coordination", "etcd"), "solo only"),
+        (("submit", "--nodes", "3", "--coordination", "solo"), "has one node"),
+        (("submit", "--nodes", "3", "--store", "memory"), "postgres is wanted"),
+        (("throughput", "--coordination", "zookeeper"), "solo or etcd"),
+        (("pending", "--nodes", "3"), "one node"),
         (("lateness", "--store", "etcd"), "postgres or memory"),
         (("lateness", "--duration", "soon"), "not a duration"),
     ],

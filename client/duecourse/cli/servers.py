@@ -27,8 +27,8 @@ Secrets have no option: set DUECOURSE_POSTGRES_DSN, or --postgres-dsn-file.
 
 _EXIT_CODES = (
     "Exit codes: 0 told to end; 1 it could not serve; 2 the command line or a setting is wrong; 3 the store refuses"
-    " this node; 4 another node has taken its place; 5 etcd and the store are not of one cluster; 6 another node has its"
-    " name."
+    " this node; 4 another node has taken its place; 5 etcd and the store are not of one cluster; 6 another node has"
+    " its name."
 )
 
 

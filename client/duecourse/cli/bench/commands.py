@@ -25,8 +25,15 @@ Address = Annotated[
     ),
 ]
 Store = Annotated[str, typer.Option(metavar="STORE", help="Store of the cluster that is started: postgres, or memory.")]
-Nodes = Annotated[int, typer.Option(min=1, help="Nodes of the cluster that is started; more than 1 needs etcd.")]
-Coordination = Annotated[str, typer.Option(metavar="NAME", help="Coordination of the cluster that is started: solo.")]
+Nodes = Annotated[int, typer.Option(min=1, max=9, help="Nodes of the cluster that is started.")]
+Coordination = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Coordination of the cluster that is started: solo, or etcd, which is started, too. Default: solo for one"
+        " node, etcd for more.",
+    ),
+]
 Payload = Annotated[int, typer.Option(min=0, max=100_000, metavar="BYTES", help="Size of a task's payload.")]
 Batch = Annotated[int, typer.Option(min=1, max=1_000, help="Tasks a call.")]
 InFlight = Annotated[int, typer.Option(min=1, max=1_000, help="Calls in flight, where load is a closed loop.")]
@@ -50,7 +57,7 @@ def submit(
     address: Address = None,
     store: Store = "postgres",
     nodes: Nodes = 1,
-    coordination: Coordination = "solo",
+    coordination: Coordination = None,
     json_output: Json = False,
 ) -> None:
     """Measure submissions: in batches (--only batch), and single ones with 64 in flight (--only single)."""
@@ -80,7 +87,7 @@ def throughput(
     address: Address = None,
     store: Store = "postgres",
     nodes: Nodes = 1,
-    coordination: Coordination = "solo",
+    coordination: Coordination = None,
     json_output: Json = False,
 ) -> None:
     """Measure tasks run a second: a backlog (--only drain), and as they are submitted (--only live)."""
@@ -120,7 +127,7 @@ def lateness(
     address: Address = None,
     store: Store = "postgres",
     nodes: Nodes = 1,
-    coordination: Coordination = "solo",
+    coordination: Coordination = None,
     json_output: Json = False,
 ) -> None:
     """Measure how long after their time tasks start, with arrivals that were fixed in advance."""
@@ -151,7 +158,7 @@ def pending(
     slots: Slots = 1_000,
     repeat: Repeat = 1,
     nodes: Nodes = 1,
-    coordination: Coordination = "solo",
+    coordination: Coordination = None,
     json_output: Json = False,
 ) -> None:
     """Measure what waiting tasks cost: the node's memory, and how soon it serves after it was killed."""
@@ -159,6 +166,8 @@ def pending(
     from duecourse.cli.bench.figures import Figures
     from duecourse.cli.bench.laboratory import Laboratory
 
+    if nodes != 1:
+        raise typer.BadParameter("it weighs one node", param_hint="--nodes")
     setup = _setup(
         None, "postgres", nodes, coordination,
         payload=payload, batch=batch, in_flight=in_flight, workers=workers, slots=slots,
@@ -186,7 +195,7 @@ def _setup(
     address: str | None,
     store: str,
     nodes: int,
-    coordination: str,
+    coordination: str | None,
     *,
     payload: int,
     batch: int = 100,
@@ -199,10 +208,13 @@ def _setup(
 
     if store not in ("postgres", "memory"):
         raise typer.BadParameter("postgres or memory is wanted", param_hint="--store")
-    if coordination != "solo":
-        raise typer.BadParameter("clusters are started with the coordination solo only", param_hint="--coordination")
-    if nodes != 1:
+    if coordination not in (None, "solo", "etcd"):
+        raise typer.BadParameter("solo or etcd is wanted", param_hint="--coordination")
+    coordination = coordination or ("solo" if nodes == 1 else "etcd")
+    if coordination == "solo" and nodes != 1:
         raise typer.BadParameter("a cluster with the coordination solo has one node", param_hint="--nodes")
+    if coordination == "etcd" and store == "memory":
+        raise typer.BadParameter("nodes that meet in etcd share a store: postgres is wanted", param_hint="--store")
     return Setup(
         address=address,
         store=store,
@@ -211,4 +223,6 @@ def _setup(
         in_flight=in_flight,
         workers=workers,
         slots=slots,
+        nodes=nodes,
+        coordination=coordination,
     )
