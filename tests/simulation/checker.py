@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
-from simulation.clock import START, MachineClock
+from simulation.clock import START, Reference
 from simulation.loop import Process, SimulationLoop
 from simulation.network import Status
 
@@ -113,7 +113,8 @@ class Checker:
         self.coverage: Counter[str] = Counter()
         self.raises: list[Process] = []
         """Who began terms, in order, each change once."""
-        self.clocks: dict[Process, MachineClock] = {}
+        self.reference = Reference(loop)
+        """The store's clock."""
         self.strike: Callable[[str, Process], None] = lambda moment, process: None
         """Told of each moment at which a fault may strike."""
         self.exists: Callable[[TaskKey], bool] = lambda key: True
@@ -129,6 +130,8 @@ class Checker:
     def happened(self, moment: str, process: Process) -> None:
         """Count it, and let a fault strike."""
         self.coverage[moment] += 1
+        if moment == "clock accepted":
+            self.reference.accept()
         self.strike(moment, process)
 
     # What the store applies.
@@ -263,7 +266,7 @@ class Checker:
         if last is not None and attempt.fencing_token <= last.fencing_token:
             self.fail("P4", f"{key.task_id}: fencing token {attempt.fencing_token} after {last.fencing_token}", key)
         due_time = before.due_time or 0
-        if attempt.lease_time < due_time or attempt.lease_time > self.clocks[process].now().latest:
+        if attempt.lease_time < due_time or due_time > self.reference.reached():
             self.fail("S3", f"{key.task_id} was granted {due_time - attempt.lease_time} us before it was due", key)
         self.grants[attempt.lease_token] = record.grants[attempt.number] = Grant(attempt, record, process)
 

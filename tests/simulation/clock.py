@@ -12,8 +12,39 @@ START: Final[Micros] = 1_800_000_000 * bounds.SECOND
 """What every right clock shows when a run begins."""
 
 
+class Reference:
+    """The store's clock, which all nodes follow: what it shows, and what is to be followed of that."""
+
+    def __init__(self, loop: SimulationLoop) -> None:
+        self._loop = loop
+        self._offset: Micros = 0
+        self._followed: Micros = 0
+        self._reached: Micros = 0
+
+    def read(self) -> Micros:
+        """Return what it shows."""
+        return START + self._loop.now + self._offset
+
+    def jump(self, by: Micros) -> None:
+        """Set it forward or back; a large step is not to be followed."""
+        self.reached()
+        self._offset += by
+        if abs(self._offset - self._followed) <= bounds.MAX_OFFSET:
+            self._followed = self._offset
+
+    def accept(self) -> None:
+        """Note that all nodes may follow it from now on."""
+        self.reached()
+        self._followed = self._offset
+
+    def reached(self) -> Micros:
+        """Return what the cluster clock shows at most; it stands still where it would have to go back."""
+        self._reached = max(self._reached, START + self._loop.now + self._followed)
+        return self._reached
+
+
 class MachineClock:
-    """A `Clock`. Like the machine's own, it stands still where the wall clock was set back."""
+    """A `Clock` and a `LocalClock`. Like the machine's, it stands still where the wall clock was set back."""
 
     def __init__(self, loop: SimulationLoop, boot: Micros = 0, drift: float = 0.0) -> None:
         self.offset: Micros = 0
@@ -25,8 +56,12 @@ class MachineClock:
 
     def now(self) -> Now:
         """Read the wall clock and the elapsed time."""
-        self._last = utc = max(self._last, START + self._loop.now + self.offset)
+        self._last = utc = max(self._last, self.wall())
         return Now(utc, utc, self.elapsed())
+
+    def wall(self) -> Micros:
+        """Read the wall clock as it is."""
+        return START + self._loop.now + self.offset
 
     def elapsed(self) -> Micros:
         """Read the elapsed time."""

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from simulation import etcd_strikes
-from simulation.hosts import Node
 from simulation.loop import Process
+from simulation.nodes import Node
 from simulation.plan import FaultKind, FaultPlan
 from simulation.store import Trouble
 from simulation.wire import host_of

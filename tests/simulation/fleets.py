@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from simulation.hosts import Node
+from simulation.nodes import Node
 from simulation.plan import Leaving
 from simulation.store import Trouble
 

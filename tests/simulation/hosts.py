@@ -1,7 +1,6 @@
-"""What runs on the simulated machines: nodes, workers and clients, each the real code in a process of its own.
+"""What runs on the simulated machines beside nodes: workers and clients, each the real code in a process of its own.
 
-Of a node everything runs but its sockets and signals: the same scheduler, the same services behind the same handlers.
-Of a worker everything but its channels and signals, of a client all but its channels.
+Of a worker everything runs but its channels and signals, of a client all but its channels.
 """
 
 import asyncio
@@ -16,138 +15,18 @@ from typing import Final
 from simulation.checker import Checker
 from simulation.clock import START, MachineClock
 from simulation.loop import Process, SimulationLoop
-from simulation.network import Network
 from simulation.plan import QUEUES, TASK_TYPES, Ending, Setup, TaskPlan
-from simulation.store import SimulatedStore
 
 from duecourse.client import Client, errors, tasks
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
-from duecourse.server.failpoints import Failpoints
-from duecourse.server.leadership import Superseded
-from duecourse.server.leadership.solo import Solo
-from duecourse.server.rpc import ClusterDescription, NodeDescription, registration
-from duecourse.server.rpc.surfaces import Behind, Surfaces
-from duecourse.server.scheduler import Options, Scheduler
-from duecourse.server.storage import StoreUnavailable
-from duecourse.server.telemetry.metrics import Metrics
-from duecourse.timing import backoff
 from duecourse.worker import NonRetryable, RetryAfter, TaskContext
 from duecourse.worker.capacity import Capacity, Introduction
 from duecourse.worker.incarnation import Incarnation
 from duecourse.worker.registry import Registry
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_DRAIN: Final = 5 * bounds.SECOND
 _LONGEST_TEXT: Final = 64
-
-
-class _Stopped(Exception):
-    """The node was told to end, and has drained."""
-
-
-class Node:
-    """A node at an address."""
-
-    def __init__(
-        self,
-        setup: Setup,
-        address: str,
-        process: Process,
-        clock: MachineClock,
-        store: SimulatedStore,
-        network: Network,
-        checker: Checker,
-    ) -> None:
-        self.address = address
-        self.process = process
-        self.clock = clock
-        self.has_ended = False
-        self.scheduler: Scheduler | None = None
-        self.metrics = Metrics(node_id=process.name)
-        self._setup = setup
-        self._store = store
-        self._network = network
-        self._checker = checker
-        self._told_to_end = asyncio.Event()
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it runs now."""
-        return not (self.has_ended or self.process.is_dead or self.process.is_paused)
-
-    def stop(self) -> None:
-        """Tell it to drain and to end."""
-        self._told_to_end.set()
-
-    async def run(self) -> None:
-        """Run until another node takes over, or it is told to end."""
-        try:
-            await self._open()
-            rows = await self._store.shards()
-            scheduler = self.scheduler = self._scheduler(rows)
-            async with asyncio.TaskGroup() as group:
-                scheduler.start(group)
-                group.create_task(self._drain(scheduler), name="drain")
-        except* StoreUnavailable:
-            pass  # It could not even read the shards; whoever watches over it starts it again.
-        except* Superseded:
-            self._checker.superseded(self.process)
-            self._checker.coverage["node superseded"] += 1
-        except* _Stopped:
-            self._checker.coverage["node drained"] += 1
-        finally:
-            self.has_ended = True
-            if not self.process.is_dead:
-                self._network.gone(self.process, has_notice=True)
-
-    async def _open(self) -> None:
-        waits = backoff.delays(100 * bounds.MILLISECOND, 2 * bounds.SECOND, random.Random())
-        while True:
-            try:
-                await self._store.open()
-            except StoreUnavailable:
-                await self.clock.sleep(next(waits))
-                continue
-            return
-
-    def _scheduler(self, rows: Sequence[object]) -> Scheduler:
-        setup = self._setup
-        options = Options(
-            node_id=self.process.name,
-            lease=setup.lease,
-            heartbeat=setup.heartbeat,
-            horizon=setup.horizon,
-            head=setup.head,
-            retention=setup.retention,
-        )
-        metrics = self.metrics
-        scheduler = Scheduler(options, self._store, rows, Solo(), self.clock, metrics, Failpoints())  # type: ignore[arg-type]
-        behind = Behind(
-            node_id=self.process.name,
-            commands=scheduler.commands,
-            loop=scheduler.loop,
-            hub=scheduler.hub,
-            store=self._store,  # type: ignore[arg-type]
-            rows=rows,  # type: ignore[arg-type]
-            view=scheduler.view,
-            metrics=metrics,
-            describe=partial(self._describe, scheduler),
-            drain=self._told_to_end.set,
-        )
-        servicers = Surfaces(behind, has_peers=False).api.servicers
-        handlers = [registration.handler_of(*service) for service in servicers.items()]
-        self._network.listen(self.address, self.process, handlers)
-        return scheduler
-
-    def _describe(self, scheduler: Scheduler) -> ClusterDescription:
-        return scheduler.describe(NodeDescription(self.process.name, self.address, "simulated"))
-
-    async def _drain(self, scheduler: Scheduler) -> None:
-        await self._told_to_end.wait()
-        scheduler.begin_drain()
-        await scheduler.finish_drain(self.clock.elapsed() + _DRAIN)
-        raise _Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +81,11 @@ class Worker:
         """Whether it runs now."""
         return not (self.has_ended or self.process.is_dead or self.process.is_paused)
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether a node serves it."""
-        return self.incarnation is not None and any(pump.is_serving for pump in self.incarnation.pumps)
+    def served_by(self) -> set[str]:
+        """Return the addresses of the nodes that may grant to it."""
+        if self.incarnation is None:
+            return set()
+        return {address for address, pump in self.incarnation.pumps.items() if pump.is_serving}
 
     async def run(self) -> None:
         """Work until it is told to stop."""

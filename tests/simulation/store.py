@@ -30,6 +30,7 @@ from duecourse.server.storage import (
     ShardBatch,
     ShardRow,
     Stale,
+    StoreClock,
     StoredTask,
     StoreUnavailable,
     TaskPage,
@@ -215,6 +216,29 @@ class SimulatedStore:
     async def set_aside(self, fence: Fence, record: CorruptRecord, at: Micros) -> bool | Stale:
         """End a task that does not decode."""
         return await self._write(lambda: _now(self._backing.set_aside(fence, record, at)))
+
+    async def bind(self, coordination: str, *, is_forced: bool = False) -> Sequence[ShardRow]:
+        """Write a coordination into the shard rows."""
+        return await self._write(lambda: _now(self._backing.bind(coordination, is_forced=is_forced)))
+
+    async def read_clock(self) -> StoreClock:
+        """Read the store's clock."""
+        return await self._read(lambda: _now(self._backing.read_clock()))
+
+    async def accept_clock(self, near: Micros | None, by: str, wall_clock_offset: Micros) -> Micros | None:
+        """Have all nodes follow the store's clock."""
+
+        def apply() -> Micros | None:
+            accepted = _now(self._backing.accept_clock(near, by, wall_clock_offset))
+            if accepted is not None:
+                self._observer.happened("clock accepted", self._process)
+            return accepted
+
+        return await self._write(apply)
+
+    async def confirm_clock(self, near: Micros, by: str, wall_clock_offset: Micros) -> bool:
+        """Record that the store's clock is as it should be."""
+        return await self._write(lambda: _now(self._backing.confirm_clock(near, by, wall_clock_offset)))
 
     async def load_held(self, shards: Sequence[ShardId]) -> Loaded:
         """Read what is leased or running."""

@@ -18,9 +18,10 @@ from simulation.clock import MachineClock
 from simulation.etcd import SimulatedEtcd
 from simulation.faults import Faults
 from simulation.fleets import ADDRESSES, Assembly, Fleet, Succession
-from simulation.hosts import Brief, Node, Submitter, Worker, incarnation_of
+from simulation.hosts import Brief, Submitter, Worker, incarnation_of
 from simulation.loop import Deadlock, Process, SimulationLoop
 from simulation.network import Network
+from simulation.nodes import Node
 from simulation.plan import Kind, Plan
 from simulation.store import Link, SimulatedStore
 
@@ -95,7 +96,7 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.links = {address: Link(f"{plan.seed} {address}") for address in ADDRESSES}
         self.is_healing = False
-        self._backing = MemoryStore(setup.shards)
+        self._backing = MemoryStore(setup.shards, self.checker.reference.read)
         self._clocks: dict[str, MachineClock] = {}
         self._briefs = {task.task_id: Brief(task) for task in plan.tasks}
         self._starts: Counter[str] = Counter()
@@ -130,10 +131,8 @@ class World:
     def start_node(self, address: str) -> Node:
         """Start a node at an address, in place of one that has ended there."""
         process = self._process(address)
-        clock = self._clock(address)
-        self.checker.clocks[process] = clock
         store = SimulatedStore(self._backing, self.links[address], process, self.loop.world.context, self.checker)
-        node = Node(self.plan.setup, address, process, clock, store, self.network, self.checker)
+        node = Node(self.plan.setup, address, process, self._clock(address), store, self.network, self.checker)
         self.nodes[address] = node
         self.note(process.name, "starts")
         process.spawn(node.run(), process.name)
@@ -239,7 +238,7 @@ class World:
         while self._is_sound():
             await clock.sleep(_STEP)
             self._watch_over()
-            if all(worker.is_connected for worker in self.workers.values()):
+            if all(worker.served_by() for worker in self.workers.values()):
                 self._connected_since = self._connected_since or self.loop.now
             elif self._connected_since is None and self.loop.now > reconnected_by:
                 self.checker.fail("L5", "a worker has found no node yet")
