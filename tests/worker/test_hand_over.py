@@ -1,0 +1,134 @@
+"""A worker whose nodes hand shards over to each other, or vanish: every task runs once, and no outcome is lost."""
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+
+from services.waiting import until
+from worker.cluster_side import Cluster, a_cluster
+from worker.test_worker import running
+
+from duecourse.server.core.task import AttemptOutcome
+from duecourse.timing.clock import SystemClock
+from duecourse.worker import TaskContext, Worker
+
+
+class Recorder:
+    """A worker, and what its handlers did."""
+
+    def __init__(self, *addresses: str, slots: int = 4) -> None:
+        self.starts: Counter[str] = Counter()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.worker = Worker(addresses, slots=slots, name="recorder", grace=timedelta(seconds=5))
+
+        @self.worker.task("note")
+        async def note(context: TaskContext) -> None:
+            self.starts[context.task_id] += 1
+            await self.may_end.wait()
+
+    async def is_connected_to(self, cluster: Cluster) -> None:
+        """Wait for a stream to every node."""
+
+        def is_connected() -> bool:
+            health = self.worker.health()
+            return not health.missing and sum(one.is_connected for one in health.nodes) == len(cluster.nodes)
+
+        await until(is_connected)
+
+    async def has_started(self, count: int) -> None:
+        """Wait until so many tasks have been started."""
+        await until(lambda: len(self.starts) == count)
+
+
+async def outcomes(cluster: Cluster, task_id: str) -> list[AttemptOutcome | None]:
+    """Return how the attempts of a task ended."""
+    return [attempt.outcome for attempt in (await cluster.read(task_id)).attempts]
+
+
+async def test_one_slot_drains_a_backlog_wherever_it_lies_without_a_wait() -> None:
+    async with a_cluster("n1", "n2", "n3") as cluster:
+        await cluster.lead("n1", 0)
+        await cluster.lead("n3", 1)
+        recorder = Recorder(cluster.nodes["n2"].member.address, slots=1)
+        async with running(recorder.worker):
+            await recorder.is_connected_to(cluster)
+            clock = SystemClock()
+            before = clock.elapsed()
+            tasks = await cluster.submit(1, 100)
+            await cluster.succeeded(tasks)
+            # A slot that had to be waited for a second would take a hundred.
+            assert clock.elapsed() - before < 10_000_000
+            both = await cluster.submit(0, 50, "u") + await cluster.submit(1, 50, "u")
+            await cluster.succeeded(both)
+    assert recorder.starts == Counter([*tasks, *both])
+
+
+async def test_running_attempts_are_adopted_by_the_next_leader_and_their_outcomes_reach_it() -> None:
+    async with a_cluster("n1", "n2") as cluster:
+        await cluster.lead("n1", 0, 1)
+        recorder = Recorder(cluster.nodes["n1"].member.address)
+        recorder.may_end.clear()
+        async with running(recorder.worker):
+            await recorder.is_connected_to(cluster)
+            tasks = await cluster.submit(0, 3)
+            await recorder.has_started(3)
+            await cluster.lead("n2", 0)
+            recorder.may_end.set()
+            await cluster.succeeded(tasks)
+            for task_id in tasks:
+                assert await outcomes(cluster, task_id) == [AttemptOutcome.SUCCEEDED]
+    assert recorder.starts == Counter(tasks)
+
+
+async def test_an_outcome_that_comes_to_the_leader_before_is_sent_to_the_one_after() -> None:
+    async with a_cluster("n1", "n2") as cluster:
+        await cluster.lead("n1", 0, 1)
+        recorder = Recorder(cluster.nodes["n1"].member.address)
+        async with running(recorder.worker):
+            await recorder.is_connected_to(cluster)
+            for turn in range(6):
+                recorder.may_end.clear()
+                tasks = await cluster.submit(0, 4, f"turn{turn}-")
+                await recorder.has_started(4 * (turn + 1))
+                # They end while the shard is between two leaders.
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(cluster.lead("n1" if turn % 2 else "n2", 0))
+                    recorder.may_end.set()
+                await cluster.succeeded(tasks)
+    assert set(recorder.starts.values()) == {1}
+
+
+async def test_a_leader_that_vanishes_takes_no_running_attempt_with_it() -> None:
+    async with a_cluster("n1", "n2") as cluster:
+        await cluster.lead("n1", 0)
+        await cluster.lead("n2", 1)
+        recorder = Recorder(cluster.nodes["n1"].member.address)
+        recorder.may_end.clear()
+        async with running(recorder.worker):
+            await recorder.is_connected_to(cluster)
+            tasks = await cluster.submit(0, 2)
+            await recorder.has_started(2)
+            await cluster.kill("n1")
+            recorder.may_end.set()
+            await until(lambda: recorder.worker.health().unrecorded == 2)
+            await cluster.lead("n2", 0)
+            await cluster.succeeded(tasks)
+            for task_id in tasks:
+                assert await outcomes(cluster, task_id) == [AttemptOutcome.SUCCEEDED]
+    assert recorder.starts == Counter(tasks)
+
+
+async def test_what_waits_for_the_worker_goes_on_where_the_next_leader_is() -> None:
+    async with a_cluster("n1", "n2") as cluster:
+        await cluster.lead("n1", 0, 1)
+        recorder = Recorder(cluster.nodes["n1"].member.address, slots=2)
+        async with running(recorder.worker):
+            await recorder.is_connected_to(cluster)
+            tasks = await cluster.submit(0, 200)
+            for node_id in ("n2", "n1", "n2"):
+                await cluster.lead(node_id, 0)
+            await cluster.succeeded(tasks)
+            for task_id in tasks:
+                assert (await outcomes(cluster, task_id))[-1] is AttemptOutcome.SUCCEEDED
+    assert recorder.starts == Counter(tasks)
