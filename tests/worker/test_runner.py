@@ -14,7 +14,7 @@ from services.scripted_node import assignment
 from duecourse.model import bounds
 from duecourse.timing.clock import ManualClock, SystemClock
 from duecourse.v1 import worker_service_pb2 as pb
-from duecourse.worker import Stopped, TaskContext
+from duecourse.worker import PayloadNotJson, Stopped, TaskContext, results
 from duecourse.worker.attempt import Attempt, Failed, FailureKind, Outcome, StopReason, Success
 from duecourse.worker.holdings import Start, Stop
 from duecourse.worker.registry import Registry
@@ -300,6 +300,22 @@ class TestContext:
         await clock.advance(40 * bounds.SECOND)
         assert context.deadline == 0
         assert TaskContext(an_attempt(assignment("t")), clock).deadline is None
+
+    @pytest.mark.parametrize(
+        ("payload", "message"),
+        [
+            (b"", "the payload is empty"),
+            (b"{", "1 bytes of type application/json, is not JSON"),
+            (b"\xff", "is not JSON"),
+            (b"[" * 100_000, "is not JSON"),
+        ],
+    )
+    def test_a_payload_that_is_no_json_says_so_and_fails_for_good(self, payload: bytes, message: str) -> None:
+        context = TaskContext(an_attempt(assignment("t", payload=payload)), ManualClock())
+        with pytest.raises(PayloadNotJson, match=message) as raised:
+            context.json()
+        assert isinstance(raised.value, ValueError)
+        assert results.of_error(raised.value, None).kind is FailureKind.NON_RETRYABLE
 
     def test_progress_is_cut_to_its_bound(self) -> None:
         attempt = an_attempt(assignment("t"))

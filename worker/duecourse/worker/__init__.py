@@ -14,7 +14,7 @@ makes an effect safe against that.
 """
 
 from duecourse.worker.context import TaskContext
-from duecourse.worker.errors import NonRetryable, RetryAfter, Stopped
+from duecourse.worker.errors import NonRetryable, PayloadNotJson, RetryAfter, Stopped
 from duecourse.worker.worker import Health, NodeHealth, Worker
 
-__all__ = ["Health", "NodeHealth", "NonRetryable", "RetryAfter", "Stopped", "TaskContext", "Worker"]
+__all__ = ["Health", "NodeHealth", "NonRetryable", "PayloadNotJson", "RetryAfter", "Stopped", "TaskContext", "Worker"]

@@ -8,7 +8,7 @@ from uuid import UUID
 from duecourse.model import bounds
 from duecourse.timing.clock import Clock
 from duecourse.worker.attempt import Attempt
-from duecourse.worker.errors import Stopped
+from duecourse.worker.errors import PayloadNotJson, Stopped
 from duecourse.worker.flag import Flag
 from duecourse.worker.text import cut
 
@@ -61,8 +61,15 @@ class TaskContext:
         return self._task.content_type
 
     def json(self) -> Any:
-        """Decode `payload` as JSON."""
-        return json.loads(self._task.payload)
+        """Decode `payload` as JSON. Raises PayloadNotJson, which fails the task for good unless it is caught."""
+        payload = self._task.payload
+        if not payload:
+            raise PayloadNotJson("the payload is empty, which is not JSON: the task was submitted without one")
+        try:
+            return json.loads(payload)
+        except (ValueError, RecursionError) as error:
+            of_type = f" of type {self._task.content_type}" if self._task.content_type else ""
+            raise PayloadNotJson(f"the payload, {len(payload)} bytes{of_type}, is not JSON: {error}") from error
 
     @property
     def headers(self) -> dict[str, str]:

@@ -4,6 +4,7 @@
 
     Exception
     ├── NonRetryable         from a handler: not worth another attempt
+    │   └── PayloadNotJson   raised by TaskContext.json; a ValueError, too
     ├── RetryAfter           from a handler: try again, after this delay
     ├── Stopped              raised by TaskContext.raise_if_cancelled
     └── ProtocolViolated     a node said what it may not; the stream is reopened
@@ -16,6 +17,10 @@ from duecourse.model import bounds
 
 class NonRetryable(Exception):
     """Raised by a handler: the attempt failed, and another one would fail too."""
+
+
+class PayloadNotJson(NonRetryable, ValueError):
+    """Raised by `TaskContext.json`: the payload does not decode. Another attempt would get the same bytes."""
 
 
 class RetryAfter(Exception):
