@@ -197,6 +197,17 @@ class TestTheCluster:
         assert [message.WhichOneof("event") for message in worker.hear()] == ["demand"]
         assert leaving.hear() == []
 
+    def test_the_end_of_terms_is_told_before_any_heartbeat_that_does_not_speak_of_them(self, node: Node) -> None:
+        worker = node.connect()
+        node.pass_time(HEARTBEAT - bounds.SECOND)
+        worker.hear()
+        node.pass_time(2 * bounds.SECOND)
+        node.hub.term_ended(ShardId(1), Epoch(1))
+        node.hub.term_ended(ShardId(2), Epoch(3))
+        ended, beat = worker.hear()
+        assert [(term.shard, term.epoch) for term in ended.term_ended.terms] == [(1, 1), (2, 3)]
+        assert beat.HasField("heartbeat")
+
     def test_a_stream_that_meets_another_one_of_its_worker_is_told_where_it_has_come_to(self, node: Node) -> None:
         node.connect(stream_number=1)
         second = node.open()

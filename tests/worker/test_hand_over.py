@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 
 from services.waiting import until
@@ -97,6 +98,28 @@ async def test_an_outcome_that_comes_to_the_leader_before_is_sent_to_the_one_aft
                     recorder.may_end.set()
                 await cluster.succeeded(tasks)
     assert set(recorder.starts.values()) == {1}
+
+
+async def test_a_worker_that_does_not_reach_the_next_leader_learns_that_the_last_one_renews_nothing() -> None:
+    async with a_cluster("n1", "n2") as cluster:
+        await cluster.lead("n1", 0, 1)
+        cluster.nodes["n2"].member = replace(cluster.nodes["n2"].member, address="127.0.0.1:1")
+        recorder = Recorder(cluster.nodes["n1"].member.address)
+        recorder.may_end.clear()
+        async with running(recorder.worker):
+            await until(lambda: recorder.worker.health().missing == ("n2",))
+            (task_id,) = await cluster.submit(0, 1)
+            await recorder.has_started(1)
+            incarnation = recorder.worker._incarnation
+            assert incarnation is not None
+            terms = incarnation.protocol._terms
+            assert terms.leader(0) is not None
+            await cluster.lead("n2", 0)
+            await until(lambda: terms.leader(0) is None)
+            recorder.may_end.set()
+            await until(lambda: recorder.worker.health().unrecorded == 1)
+            await cluster.lead("n1", 0)
+            await cluster.succeeded([task_id])
 
 
 async def test_a_leader_that_vanishes_takes_no_running_attempt_with_it() -> None:

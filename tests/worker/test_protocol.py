@@ -286,6 +286,35 @@ class TestLateAssignments:
         machine.assign(assignment("t", seconds_left=0))
         assert machine.ids("returned") == ["t"]
 
+    def test_the_node_of_a_term_that_is_over_renews_nothing_any_more(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("t1", lease_seconds=3_600), assignment("t2", lease_seconds=15))
+        machine.wait(5 * bounds.SECOND)
+        machine.flush()
+        renewed = len(machine.said["a"])
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=renewed))
+        machine.hear(term_ended=pb.TermEnded(terms=[pb.Term(shard=1, epoch=1)]))
+        machine.wait(5 * bounds.SECOND)
+        machine.flush()
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        machine.wait(8_500 * bounds.MILLISECOND)
+        assert machine.ids("returned") == []
+        machine.wait(bounds.SECOND)
+        assert machine.ids("returned") == ["t2"]
+
+    def test_the_end_of_an_earlier_term_says_nothing_of_a_later_one(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.hear(term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=2)]))
+        machine.hear(term_ended=pb.TermEnded(terms=[pb.Term(shard=1, epoch=1)]))
+        machine.assign(assignment("t1", epoch=2, lease_seconds=3_600), assignment("t2", epoch=2, lease_seconds=15))
+        for _ in range(5):
+            machine.wait(5 * bounds.SECOND)
+            machine.flush()
+            machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        assert machine.ids("returned") == []
+
     def test_renewals_outlive_the_stream_that_brought_them(self) -> None:
         machine = Machine(slots=1, prefetch=1)
         machine.open()

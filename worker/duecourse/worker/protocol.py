@@ -117,6 +117,8 @@ class Protocol:
                 stream.confirmed(message.heartbeat.last_read)
             case "term_started":
                 self._term_started(stream, message.term_started)
+            case "term_ended":
+                self._term_ended(stream, message.term_ended)
             case "leases_wanted":
                 stream.answers.append(message.leases_wanted.request)
             case "cancel_requested":
@@ -231,6 +233,12 @@ class Protocol:
         stream.answers.append(started.request)
         shards = {term.shard for term in started.terms if self._learn(term.shard, term.epoch, stream)}
         self.outcomes.term_started(shards, stream)
+
+    def _term_ended(self, stream: NodeStream, ended: pb.TermEnded) -> None:
+        for term in ended.terms:
+            if self._terms.leader(term.shard) is stream:
+                self._keep_renewals(one for one in self.holdings.held.values() if one.shard == term.shard)
+                self._terms.ended(term.shard, term.epoch, stream)
 
     def _cancel_requested(self, stream: NodeStream, request: pb.CancelRequested) -> None:
         is_timeout = request.reason == pb.STOP_REASON_TIMED_OUT

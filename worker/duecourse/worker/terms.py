@@ -31,6 +31,12 @@ class Terms:
         term.epoch, term.stream = epoch, stream
         return True
 
+    def ended(self, shard: int, epoch: int, stream: NodeStream) -> None:
+        """Note that the term of a shard at the node of `stream` is over, unless a later one is known."""
+        term = self._terms.get(shard)
+        if term is not None and term.stream is stream and term.epoch <= epoch:
+            term.stream = None
+
     def highest(self, shard: int) -> int:
         """Return the highest epoch known of a shard, 0 for none."""
         term = self._terms.get(shard)

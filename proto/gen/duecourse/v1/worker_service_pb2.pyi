@@ -205,6 +205,7 @@ class StreamAssignmentsResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     DEMAND_FIELD_NUMBER: _builtins.int
     CLUSTER_CHANGED_FIELD_NUMBER: _builtins.int
+    TERM_ENDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """First, and only once."""
@@ -253,6 +254,10 @@ class StreamAssignmentsResponse(_message.Message):
     def cluster_changed(self) -> Global___ClusterChanged:
         """Which nodes there are."""
 
+    @_builtins.property
+    def term_ended(self) -> Global___TermEnded:
+        """Terms of this node that are over."""
+
     def __init__(
         self,
         *,
@@ -268,12 +273,13 @@ class StreamAssignmentsResponse(_message.Message):
         draining: Global___Draining | None = ...,
         demand: Global___Demand | None = ...,
         cluster_changed: Global___ClusterChanged | None = ...,
+        term_ended: Global___TermEnded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel_requested", b"cancel_requested", "cluster_changed", b"cluster_changed", "credit_returned", b"credit_returned", "demand", b"demand", "draining", b"draining", "event", b"event", "heartbeat", b"heartbeat", "lease_lost", b"lease_lost", "leases_wanted", b"leases_wanted", "outcomes_recorded", b"outcomes_recorded", "term_started", b"term_started", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel_requested", b"cancel_requested", "cluster_changed", b"cluster_changed", "credit_returned", b"credit_returned", "demand", b"demand", "draining", b"draining", "event", b"event", "heartbeat", b"heartbeat", "lease_lost", b"lease_lost", "leases_wanted", b"leases_wanted", "outcomes_recorded", b"outcomes_recorded", "term_ended", b"term_ended", "term_started", b"term_started", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel_requested", b"cancel_requested", "cluster_changed", b"cluster_changed", "credit_returned", b"credit_returned", "demand", b"demand", "draining", b"draining", "event", b"event", "heartbeat", b"heartbeat", "lease_lost", b"lease_lost", "leases_wanted", b"leases_wanted", "outcomes_recorded", b"outcomes_recorded", "term_started", b"term_started", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel_requested", b"cancel_requested", "cluster_changed", b"cluster_changed", "credit_returned", b"credit_returned", "demand", b"demand", "draining", b"draining", "event", b"event", "heartbeat", b"heartbeat", "lease_lost", b"lease_lost", "leases_wanted", b"leases_wanted", "outcomes_recorded", b"outcomes_recorded", "term_ended", b"term_ended", "term_started", b"term_started", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["welcome", "assignments", "heartbeat", "term_started", "leases_wanted", "outcomes_recorded", "cancel_requested", "lease_lost", "credit_returned", "draining", "demand", "cluster_changed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["welcome", "assignments", "heartbeat", "term_started", "leases_wanted", "outcomes_recorded", "cancel_requested", "lease_lost", "credit_returned", "draining", "demand", "cluster_changed", "term_ended"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -303,7 +309,10 @@ class Hello(_message.Message):
     incarnation: _builtins.str
     """Names this start of it, unguessably. 16 to 255 bytes of the same alphabet; required."""
     stream_number: _builtins.int
-    """Counts the streams that this incarnation opened to this node; the highest one counts."""
+    """Counts the streams that this incarnation opened to this node, from 1; the highest one counts. 0: the worker does
+    not know yet which node it has reached, and an open stream to it counts. The refusal of a stream because of another
+    one names the node, in the metadata of its ErrorInfo, as `node_id`.
+    """
     library: _builtins.str
     """The library and its version, for people."""
     @_builtins.property
@@ -933,6 +942,32 @@ class TermStarted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TermStarted: _TypeAlias = TermStarted  # noqa: Y015
+
+@_typing.final
+class TermEnded(_message.Message):
+    """See StreamAssignmentsResponse. Comes before any NodeHeartbeat that no longer speaks of them: this node renews nothing
+    under these terms any more, though it may still be the latest leader that the worker knows of.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def terms(self) -> _containers.RepeatedCompositeFieldContainer[Global___Term]:
+        """The terms."""
+
+    def __init__(
+        self,
+        *,
+        terms: _abc.Iterable[Global___Term] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["terms", b"terms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TermEnded: _TypeAlias = TermEnded  # noqa: Y015
 
 @_typing.final
 class LeasesWanted(_message.Message):

@@ -62,6 +62,10 @@ class Streams(Protocol):
         """Tell which terms this node has begun."""
         ...
 
+    def term_ended(self, shard: ShardId, epoch: Epoch) -> None:
+        """Tell of a term that is over."""
+        ...
+
     wants_demands: bool
     """Whether workers have credit on other nodes that they could move here."""
 
@@ -274,6 +278,7 @@ class Loop:
             if parting is not None:
                 parting.set()
             self._agenda.forget(shard)
+            self._streams.term_ended(number, shard.fence.epoch)
             shard.close(out)
         self._tell(out)
         return is_led

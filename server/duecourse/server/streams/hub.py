@@ -115,6 +115,11 @@ class Hub:
         for stream in self._streams.values():
             stream.announce(terms)
 
+    def term_ended(self, shard: ShardId, epoch: Epoch) -> None:
+        """Tell every worker of a term that is over."""
+        for stream in self._streams.values():
+            stream.end_term(shard, epoch)
+
     def demands(self, demands: Iterable[tuple[Holder, int]]) -> None:
         """Tell workers how many tasks wait here for their credit."""
         for holder, waiting in demands:

@@ -1,9 +1,9 @@
 """What waits to be sent on one stream, in as few messages as possible and in bounded memory.
 
 Whatever concerns a lease follows the Assignments that carry it, in the order in which the loop decided; heartbeats,
-what became of outcomes, which nodes there are and what waits here may overtake. Assignments join the message that waits
-last until it is full, so that a burst leaves in few messages and a slow connection still lets a heartbeat through
-between two of them.
+what became of outcomes, which nodes there are and what waits here may overtake, and the end of a term overtakes these.
+Assignments join the message that waits last until it is full, so that a burst leaves in few messages and a slow
+connection still lets a heartbeat through between two of them.
 """
 
 from collections import deque
@@ -12,6 +12,7 @@ from typing import Final
 
 from duecourse.server.core.effects import Assignment, StopReason
 from duecourse.server.core.lease import Lease
+from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.streams import wire
 from duecourse.v1 import worker_service_pb2 as pb
 
@@ -49,6 +50,7 @@ class Outbox:
         self._bytes = 0
         self._welcome: wire.Response | None = None
         self._nodes: wire.Response | None = None
+        self._ended: dict[ShardId, Epoch] = {}
         self._beat: int | None = None
         self._demand: int | None = None
         self._recorded: list[bytes] = []
@@ -87,6 +89,10 @@ class Outbox:
     def nodes(self, message: wire.Response) -> None:
         """Say which nodes there are, right after Welcome; of several such messages that wait only the last is sent."""
         self._nodes = message
+
+    def end_term(self, shard: ShardId, epoch: Epoch) -> None:
+        """Say that a term is over."""
+        self._ended[shard] = epoch
 
     def demand(self, waiting: int) -> None:
         """Say how many tasks wait here; of several numbers that wait only the last is sent."""
@@ -140,6 +146,9 @@ class Outbox:
         if self._nodes is not None:
             message, self._nodes = self._nodes, None
             return message
+        if self._ended:
+            ended, self._ended = self._ended, {}
+            return wire.term_ended(ended.items())
         if self._beat is not None:
             beat, self._beat = self._beat, None
             return wire.heartbeat(beat)

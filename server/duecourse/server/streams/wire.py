@@ -116,6 +116,15 @@ def term_started(request: int, terms: Iterable[tuple[ShardId, Epoch]]) -> Respon
     return message
 
 
+def term_ended(terms: Iterable[tuple[ShardId, Epoch]]) -> Response:
+    """Build TermEnded."""
+    message = Response()
+    message.term_ended.SetInParent()
+    for shard, epoch in terms:
+        message.term_ended.terms.add(shard=shard, epoch=epoch)
+    return message
+
+
 def leases_wanted(request: int) -> Response:
     """Build LeasesWanted."""
     message = Response()

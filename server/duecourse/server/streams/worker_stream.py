@@ -175,6 +175,12 @@ class WorkerStream:
         self._outbox.say(wire.term_started(self._inquiry.announce(terms), terms))
         self._notify()
 
+    def end_term(self, shard: ShardId, epoch: Epoch) -> None:
+        """Tell the worker of a term that is over: what it is told from now on does not speak of its leases."""
+        if self._holder is not None:
+            self._outbox.end_term(shard, epoch)
+            self._notify()
+
     def drain(self) -> None:
         """Tell the worker that the node drains."""
         if self._holder is not None:
