@@ -55,6 +55,22 @@ async def test_a_new_task_is_read_as_it_was_written(harness: Harness) -> None:
     assert stored.attempts == []
 
 
+async def test_tasks_that_share_a_lane_or_a_policy_are_read_as_they_were_written(harness: Harness) -> None:
+    """What is the same throughout a commit is sent once."""
+    [fence] = await harness.lead(0)
+    lane = writes.lane("tenant-7", queue="other", priority=7)
+    policy = Policy(max_attempts=3)
+    inserts = [
+        writes.insert(harness.shards, lane=lane, policy=policy, headers={"a": "b"} if number else {}, labels={"c": "d"})
+        for number in range(3)
+    ]
+    await harness.apply(fence, *inserts)
+    for insert in inserts:
+        stored = await harness.read(insert.task)
+        assert (stored.task.lane, stored.task.policy, stored.task.uid) == (lane, policy, insert.task.uid)
+        assert (stored.headers, stored.labels) == (insert.submission.headers, insert.submission.labels)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.binary(max_size=2_000), st.text(max_size=20), st.dictionaries(st.text(max_size=9), st.text(max_size=9)), LABELS

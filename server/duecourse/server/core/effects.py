@@ -16,7 +16,7 @@ from duecourse.server.core.task import AttemptOutcome, Delivery, DueKey, Lane, S
 from duecourse.server.core.writes import Write
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submitted:
     """A task is durable."""
 

@@ -13,7 +13,7 @@ from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core import errors
 from duecourse.server.core.effects import Answer, Cancelled, Submitted
-from duecourse.server.core.events import Cancel
+from duecourse.server.core.events import Cancel, Submit
 from duecourse.server.core.task import ShardId, Submission, TaskKey
 from duecourse.server.shards.lanes import CommitLanes
 from duecourse.server.shards.loop import Loop
@@ -66,7 +66,7 @@ class NodeCommands:
         for index, submission in enumerate(submissions):
             by_shard[submission.shard].append((submission, (call, index)))
         for shard, entries in by_shard.items():
-            self._loop.submit(shard, entries)
+            self._loop.post(shard, Submit(entries))
         self._pending += len(submissions)
         self._pending_bytes += size
         try:

@@ -15,11 +15,11 @@ from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros, Now
 from duecourse.server.core import callers, errors
 from duecourse.server.core.effects import Answer, Assignment, Effects, StopReason, Verdict
-from duecourse.server.core.events import Event, Grant, Submit, Tick, Unsent
+from duecourse.server.core.events import Event, Grant, Tick, Unsent
 from duecourse.server.core.lease import Holder, Lease
 from duecourse.server.core.matcher import Matcher
 from duecourse.server.core.shard import Shard
-from duecourse.server.core.task import Epoch, ShardId, Submission
+from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.core.writes import Write
 from duecourse.server.failpoints import AFTER_ANSWER, BEFORE_ASSIGNMENT, Failpoints
 from duecourse.server.shards.agenda import Agenda
@@ -114,8 +114,6 @@ class Loop:
         self._metrics = metrics
         self._failpoints = failpoints
         self._inbox: list[tuple[Shard, Event]] = []
-        self._submits: dict[Shard, Submit] = {}
-        """What of the inbox is submissions: those of several calls travel together."""
         self._wake = asyncio.Event()
         self._next_tick = 0
         self._touched: dict[Shard, None] = {}
@@ -196,18 +194,6 @@ class Loop:
             self._turn_away(event, self._not_led(shard))
         else:
             self.post_to(led, event)
-
-    def submit(self, number: ShardId, submissions: list[tuple[Submission, Any]]) -> None:
-        """Hand submissions, each with its origin, to a shard, as `post` does."""
-        shard = self.shards.get(number)
-        waiting = None if shard is None else self._submits.get(shard)
-        if waiting is not None:
-            waiting.submissions.extend(submissions)
-            return
-        event = Submit(submissions)
-        if shard is not None and shard not in self._parting:
-            self._submits[shard] = event
-        self.post(number, event)
 
     async def settle(self, shard: Shard, within: Micros) -> bool:
         """Let nothing new into a shard, until it ends, and wait until all that it has begun is answered.
@@ -309,7 +295,6 @@ class Loop:
         out = Effects()
         inbox = self._inbox
         self._inbox = []
-        self._submits.clear()
         for shard, event in inbox:
             if self.shards.get(shard.fence.shard) is shard:
                 self._handle(shard, event, now, out)

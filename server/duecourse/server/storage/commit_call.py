@@ -9,10 +9,19 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from duecourse.model import bounds
-from duecourse.server.core.task import Attempt, AttemptOutcome, Delivery, Epoch, ShardId, TaskState
+from duecourse.server.core.task import (
+    DEFAULT_POLICY,
+    Attempt,
+    AttemptOutcome,
+    Delivery,
+    Epoch,
+    Lane,
+    ShardId,
+    TaskState,
+)
 from duecourse.server.core.writes import Insert, Update
 from duecourse.server.storage import Committed, Existing, ShardBatch, Stale, codec, queries
 from duecourse.server.storage.connections import Row
@@ -24,6 +33,7 @@ _STALE, _TAKEN, _MISMATCHED, _DELIVERED = range(4)
 _SEPARATOR: Final = "\x1f"
 _join = _SEPARATOR.join
 
+Value = TypeVar("Value")
 Queue = tuple[str, str]
 """Namespace and name."""
 
@@ -51,7 +61,7 @@ class CommitCall:
         batches = sorted(batches, key=lambda batch: batch.fence.shard)
         fences = [batch.fence for batch in batches]
         inserts = [insert for batch in batches for insert in batch.inserts]
-        lanes = {insert.task.lane for insert in inserts}
+        lanes = _once([insert.task.lane for insert in inserts])
         queues = {(lane.namespace, lane.queue) for lane in lanes} - known_queues
         grants: list[Update] = []
         successes: list[Update] = []
@@ -78,7 +88,7 @@ class CommitCall:
         if queues:
             columns |= _queue_columns(queues)
         if inserts:
-            columns |= _insert_columns(inserts)
+            columns |= _insert_columns(inserts, lanes)
         if grants:
             columns |= _grant_columns(grants)
         if successes:
@@ -152,27 +162,31 @@ def _queue_columns(queues: set[Queue]) -> dict[str, Any]:
     return {"q_namespace": [namespace for namespace, _ in ordered], "q_name": [name for _, name in ordered]}
 
 
-def _insert_columns(inserts: list[Insert]) -> dict[str, Any]:
+def _insert_columns(inserts: list[Insert], lanes: list[Lane]) -> dict[str, Any]:
+    """Make the columns of new tasks, whose lanes are `lanes`: one alone if they are all the same."""
     tasks = [insert.task for insert in inserts]
     submissions = [insert.submission for insert in inserts]
-    lanes = [task.lane for task in tasks]
+    headers = [submission.headers for submission in submissions]
+    labels = [submission.labels for submission in submissions]
     return {
         "i_place": [insert.task.shard * bounds.SLOTS + insert.submission.slot for insert in inserts],
-        "i_namespace": _join_once([task.key.namespace for task in tasks]),
+        "i_namespace": _join_once([lane.namespace for lane in lanes], len(inserts)),
         "i_task_id": _join([task.key.task_id for task in tasks]),
-        "i_queue": _join_once([lane.queue for lane in lanes]),
-        "i_task_type": _join_once([lane.task_type for lane in lanes]),
+        "i_queue": _join_once([lane.queue for lane in lanes], len(inserts)),
+        "i_task_type": _join_once([lane.task_type for lane in lanes], len(inserts)),
         "i_priority": _unless_all([lane.priority for lane in lanes], 0),
-        "i_fairness_key": _join_once([lane.fairness_key for lane in lanes]),
+        "i_fairness_key": _join_once([lane.fairness_key for lane in lanes], len(inserts)),
         "i_lane_hash": _once([codec.lane_hash(lane) for lane in lanes]),
         "i_uid": _packed([task.uid for task in tasks]),
         "i_sequence": [task.sequence for task in tasks],
         "i_run_at": [task.run_at for task in tasks],
         "i_create_time": _once([task.create_time for task in tasks]),
-        "i_policy": _unless_all([codec.policy_to_bytes(task.policy) for task in tasks], b""),
-        "i_headers": _unless_all([codec.strings_to_bytes(submission.headers) for submission in submissions], b""),
-        "i_labels": _unless_all([_labels(submission.labels) for submission in submissions], None),
-        "i_content_type": _once([_content_type(submission.content_type) for submission in submissions]),
+        "i_policy": [
+            codec.policy_to_bytes(policy) for policy in _unless_all([task.policy for task in tasks], DEFAULT_POLICY)
+        ],
+        "i_headers": [codec.strings_to_bytes(one) for one in headers] if any(headers) else [],
+        "i_labels": [_labels(one) for one in labels] if any(labels) else [],
+        "i_content_type": [_content_type(one) for one in _once([one.content_type for one in submissions])],
         "i_payload": [submission.payload for submission in submissions],
         "i_fingerprint": _packed([submission.fingerprint for submission in submissions]),
     }
@@ -299,15 +313,20 @@ def _result_columns(updates: list[Update]) -> tuple[list[Any], list[Any]]:
     return types, [None if result is None else result[0] for result in results]
 
 
-def _once(values: list[Any]) -> list[Any]:
+def _once(values: list[Value]) -> list[Value]:
     """Return a column that is the same throughout as its first value alone."""
-    return values[:1] if values.count(values[0]) == len(values) else values
+    return values[:1] if values and values.count(values[0]) == len(values) else values
 
 
-def _join_once(names: list[str]) -> str:
-    """Join names; return one that is the same throughout alone, unless it would fall apart."""
+def _join_once(names: list[str], rows: int = 0) -> str:
+    """Join names; return one that is the same throughout alone, unless it would fall apart.
+
+    A single name may stand for so many `rows`.
+    """
     first = names[0]
-    return first if names.count(first) == len(names) and _SEPARATOR not in first else _join(names)
+    if names.count(first) < len(names):
+        return _join(names)
+    return first if _SEPARATOR not in first else _join([first] * max(rows, len(names)))
 
 
 def _packed(values: list[bytes]) -> bytes:
@@ -317,7 +336,7 @@ def _packed(values: list[bytes]) -> bytes:
     return packed
 
 
-def _unless_all(values: list[Any], default: Any) -> list[Any]:
+def _unless_all(values: list[Value], default: Value) -> list[Value]:
     return [] if values.count(default) == len(values) else values
 
 

@@ -104,7 +104,7 @@ BEGIN
                 earlier_attempt_may_run, answers
             )
             SELECT i.task_place >> 14, i.task_place & 16383, coalesce(i.namespace, i_namespace), i.task_id, coalesce(i.queue, i_queue),
-                coalesce(i.task_type, i_task_type), coalesce(i.priority, 0), coalesce(i.fairness_key, i_fairness_key),
+                coalesce(i.task_type, i_task_type), coalesce(i.priority, i_priority[1], 0), coalesce(i.fairness_key, i_fairness_key),
                 coalesce(i.lane_hash, i_lane_hash[1]),
                 substr(i_uid, (i.place::int - 1) * uid_bytes + 1, uid_bytes), i.sequence, i.run_at,
                 coalesce(i.create_time, i_create_time[1]), coalesce(i.policy, ''), coalesce(i.headers, ''), i.labels,
