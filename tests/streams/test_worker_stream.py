@@ -486,6 +486,15 @@ def test_a_heartbeat_names_what_was_read_before_the_check_began_and_only_if_it_s
     assert [m.heartbeat.last_read for m in worker.hear()] == [2]
 
 
+def test_what_a_worker_has_listed_is_confirmed_as_soon_as_the_terms_were_checked(node: Node) -> None:
+    worker = node.connect(lease_tokens=[a_token("a")])
+    worker.say(leases_held=pb.LeasesHeld(leases=[pb.HeldLease(lease_token=a_token("a"), task_id="a")]))
+    for beats in [[2], []]:
+        node.hub.check_began()
+        node.hub.check_succeeded()
+        assert [m.heartbeat.last_read for m in worker.hear()] == beats
+
+
 def test_a_list_proves_absence_only_for_terms_announced_before_what_it_answers(node: Node) -> None:
     worker = node.connect()
     worker.list_leases(0, 0)

@@ -90,6 +90,8 @@ class WorkerStream:
         self._ledger = Ledger()
         self._outbox = Outbox()
         self._inquiry = Inquiry()
+        self._listed_at = 0
+        """The number of the last LeasesHeld, as long as it was not confirmed."""
         self._credit_out = 0
         self._task_types: frozenset[str] = frozenset()
 
@@ -206,6 +208,11 @@ class WorkerStream:
     def check_succeeded(self) -> None:
         """Take in that the terms stood after what had been read then."""
         self._inquiry.check_succeeded()
+        if self._listed_at and self._inquiry.confirmed >= self._listed_at:
+            # The worker may come from another leader, or a broken stream, and have waited for its renewal.
+            self._listed_at = 0
+            self._outbox.beat(self._inquiry.confirmed)
+            self._notify()
 
     def tick(self, now: Micros) -> None:
         """Send a heartbeat when it is time; end a stream that is silent or not read."""
@@ -349,6 +356,7 @@ class WorkerStream:
             by_shard.setdefault(port.shard_of(*key), {})[token] = (key, lease.started)
         self._inquiry.answered(held.answers)
         self._ledger.reset(tokens, received)
+        self._listed_at = self.last_read
         self._renew(now)
         for shard, epoch in port.terms():
             is_complete = self._inquiry.proves_absence(shard, epoch, held.answers)
