@@ -2,7 +2,7 @@
 
     async with Cluster(folder, dsn, nursery) as cluster:
         ...                       faults
-        await cluster.settle()    heal first; waits until everything has ended, then checks the histories
+        await cluster.settle()    heal first; waits until everything has ended, then checks store and histories
 
 Nodes and workers are children of the test's nursery, so that nothing outlives it. Nodes have short leases; a node that
 is started again listens on the same port.
@@ -10,6 +10,7 @@ is started again listens on the same port.
 
 import asyncio
 import itertools
+import json
 import os
 import random
 import signal
@@ -19,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import grpc
 from faults import checker, histories
@@ -31,6 +32,7 @@ from duecourse.cli.launcher.children import Child, Nursery
 from duecourse.cli.launcher.ports import HOST, is_ready
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
+from duecourse.server.storage import fsck
 from duecourse.timing.clock import SystemClock
 
 LEASE: Final = 4 * bounds.SECOND
@@ -56,16 +58,22 @@ class NodeProcess:
 
     def __init__(self, nursery: Nursery, log: Path, settings: Mapping[str, str]) -> None:
         self._nursery = nursery
-        self._settings = settings
         self._clock = SystemClock()
         self._child: Child | None = None
+        self.settings = dict(settings)
+        """Of the next start."""
         self.log = log
-        self.port, self.admin_port = _free_port(), _free_port()
+        self.port, self.admin_port, self.peer_port = _free_port(), _free_port(), _free_port()
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.settings["node_id"]
 
     @property
     def address(self) -> str:
         """Where it is reached."""
-        return f"{HOST}:{self.port}"
+        return self.settings.get("advertise", f"{HOST}:{self.port}")
 
     @property
     def child(self) -> Child:
@@ -76,14 +84,15 @@ class NodeProcess:
     def spawn(self, *failpoints: str) -> Child:
         """Start the process, with failpoints armed."""
         settings = {
-            "api_listen": self.address,
+            "api_listen": f"{HOST}:{self.port}",
             "admin_listen": f"{HOST}:{self.admin_port}",
+            "peer_listen": f"{HOST}:{self.peer_port}",
             "lease": f"{LEASE}us",
             "heartbeat": f"{HEARTBEAT}us",
             "short_times": "true",
             "log_format": "json",
             "failpoints": ",".join(failpoints),
-            **self._settings,
+            **self.settings,
         }
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DUECOURSE_")}
         environment |= {f"DUECOURSE_{name.upper()}": value for name, value in settings.items()}
@@ -119,6 +128,11 @@ class NodeProcess:
         """Return its last words."""
         return self.log.read_text(errors="replace")[-3_000:]
 
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """Return what it has logged by that name."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in map(json.loads, lines) if line["event"] == event]
+
     def rss(self) -> int:
         """Return how many bytes of memory it has."""
         status = Path(f"/proc/{self.child.pid}/status").read_text()
@@ -148,19 +162,22 @@ class Cluster:
     async def __aenter__(self) -> Self:
         self._histories.mkdir(parents=True)
         await self.store.install()
-        await self.node.start(*self._failpoints)
+        await self._start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         # The nursery ends what still runs; a client of the node may outlive it.
         pass
 
+    async def _start(self) -> None:
+        await self.node.start(*self._failpoints)
+
     # Who takes part.
 
     def add_node(self) -> NodeProcess:
         """Have one more node, which is not started yet; workers that start later connect to it too."""
         name = f"node-{len(self.nodes) + 1}"
-        node = NodeProcess(self._nursery, self.folder / f"{name}.log", {"node_id": name, **self._settings})
+        node = NodeProcess(self._nursery, self.folder / f"{name}.log", {**self._settings, "node_id": name})
         self.nodes.append(node)
         return node
 
@@ -235,15 +252,20 @@ class Cluster:
         raise AssertionError("the fault did not fire: submissions are answered")
 
     async def recovers(self, name: str, limit: Micros = SETTLED) -> Micros:
-        """Submit a task and wait until its handler runs: how long firing takes to go on by itself."""
+        """Submit a probe and wait until its handler runs: how long firing takes to go on by itself."""
         began = self.clock.elapsed()
         async with self.client() as client:
-            (answer,) = await client.submit(Ask(f"probe-{next(self._names)}"))
-        assert isinstance(answer, sdk.SubmittedTask), answer
-        await self.until_started(answer.task_id, limit=limit)
+            answers = await client.submit(*map(Ask, self._probes()))
+        for answer in answers:
+            assert isinstance(answer, sdk.SubmittedTask), answer
+            await self.until_started(answer.task_id, limit=limit)
         took = self.clock.elapsed() - began
         print(f"recovered after {name}: {took // bounds.MILLISECOND} ms")
         return took
+
+    def _probes(self) -> list[str]:
+        """Return the ids of tasks that show that firing goes on."""
+        return [f"probe-{next(self._names)}"]
 
     async def comes_to_rest(self, limit: Micros = SETTLED) -> None:
         """Wait until everything has ended."""
@@ -251,8 +273,10 @@ class Cluster:
         await self.store.until_none(_UNSETTLED, limit)
 
     async def settle(self, limit: Micros = SETTLED) -> histories.Histories:
-        """Wait until everything has ended, check what was recorded, and return it."""
+        """Wait until everything has ended, check the store and what was recorded, and return that."""
         await self.comes_to_rest(limit)
+        report = await fsck.check(self.store.dsn)
+        assert report.is_sound, "\n".join(map(str, report.findings))
         await self.store.export(self._histories / "audit.jsonl")
         recorded = self.recorded()
         violations = checker.check(recorded, is_healed=True)

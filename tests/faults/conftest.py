@@ -6,12 +6,15 @@
 import os
 import random
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from faults.cluster import Cluster
+from faults.cluster_of_nodes import ClusterOfNodes, Links
+from services.etcd import EtcdCluster
 
 from duecourse.cli.launcher.children import Nursery
 from duecourse.server.storage.embedded import EmbeddedPostgres
@@ -68,3 +71,43 @@ async def cluster_on_own_postgres(
     """Run one node on a server of its own, to be stopped, killed or frozen; a parameter is the node's settings."""
     async with Cluster(tmp_path, own_postgres.dsn, nursery, source, getattr(request, "param", None)) as one:
         yield one
+
+
+StartCluster = Callable[..., Awaitable[ClusterOfNodes]]
+
+
+@pytest_asyncio.fixture
+async def start_cluster(
+    tmp_path: Path, postgres_dsn: str, nursery: Nursery, source: random.Random, etcd: EtcdCluster
+) -> AsyncIterator[StartCluster]:
+    """Start clusters of several nodes that meet in etcd, each on the test's own database if none is given.
+
+    They share the etcd of all tests, under a prefix of their own, unless they are given another.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            nodes: int = 3,
+            *,
+            links: Links | None = None,
+            own_etcd: EtcdCluster | None = None,
+            dsn: str = postgres_dsn,
+            **settings: str,
+        ) -> ClusterOfNodes:
+            folder = tmp_path / f"cluster-{source.getrandbits(32):08x}"
+            members = (own_etcd or etcd).endpoints
+            return await stack.enter_async_context(
+                ClusterOfNodes(
+                    folder,
+                    dsn,
+                    nursery,
+                    source,
+                    stack,
+                    etcd=members,
+                    nodes=nodes,
+                    links=links or {},
+                    settings=settings,
+                )
+            )
+
+        yield start

@@ -4,7 +4,9 @@ It forwards what comes to `proxy.port`, until told otherwise; each fault holds f
 for the new ones, until `heal`:
 
     delay(micros)       every piece of data is held back, in both directions
-    cut()               nothing goes through any more and nobody is told: connections stay open, new ones are accepted
+    cut()               nothing goes through any more and nobody is told: connections stay open, new ones are accepted;
+                        in both directions, or in the one that is named
+    swallow()           what is said on the HTTP/2 streams of now is lost, the others of their connections are served
     stop_reading()      nothing is taken from either side any more: its writes run into a full buffer
     refuse()            all connections are reset, new ones at once
     reset()             all connections of now are reset; new ones are forwarded
@@ -20,6 +22,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum, auto
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -35,6 +38,13 @@ _POLL: Final = 5 * bounds.MILLISECOND
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 
 
+class Direction(Enum):
+    """Which way data goes."""
+
+    TO_SERVER = auto()
+    TO_CLIENT = auto()
+
+
 class Dialect(Protocol):
     """Finds requests and their answers in the data of one connection."""
 
@@ -46,8 +56,26 @@ class Dialect(Protocol):
         """Return the numbers of the requests that a piece of the server's data answers."""
         ...
 
+    def swallow(self) -> None:
+        """Lose what is said from now on about the requests that were made."""
+        ...
 
-class Pieces:
+    def kept(self, direction: Direction, data: bytes) -> tuple[bytes, int]:
+        """Return what is left of a piece of data, and how many frames in it are swallowed."""
+        ...
+
+
+class _Whole:
+    """Has nothing in its data that could be lost by itself."""
+
+    def swallow(self) -> None:
+        raise AssertionError("only HTTP/2 has streams")
+
+    def kept(self, direction: Direction, data: bytes) -> tuple[bytes, int]:
+        return data, 0
+
+
+class Pieces(_Whole):
     """Whatever the client sends at once is a request; whatever the server sends next answers it."""
 
     def __init__(self) -> None:
@@ -70,15 +98,26 @@ class Http2:
     def __init__(self) -> None:
         self._client = _Frames(self._PREFACE)
         self._server = _Frames(0)
+        self._sieves = {Direction.TO_SERVER: _Sieve(self._PREFACE), Direction.TO_CLIENT: _Sieve(0)}
+        self._latest = 0
 
     def requests_in(self, data: bytes) -> list[int]:
-        return [stream for kind, stream in self._client.begun_in(data) if kind == self._HEADERS]
+        found = [stream for kind, stream in self._client.begun_in(data) if kind == self._HEADERS]
+        self._latest = max([self._latest, *found])
+        return found
 
     def answers_in(self, data: bytes) -> list[int]:
         return [stream for kind, stream in self._server.begun_in(data) if kind == self._HEADERS]
 
+    def swallow(self) -> None:
+        for sieve in self._sieves.values():
+            sieve.swallowed_until = self._latest
 
-class Postgres:
+    def kept(self, direction: Direction, data: bytes) -> tuple[bytes, int]:
+        return self._sieves[direction].through(data)
+
+
+class Postgres(_Whole):
     """Requests are what the server answers with ReadyForQuery: Sync and simple queries. TLS must not be spoken."""
 
     _NO_TLS: Final = b"N"
@@ -115,7 +154,8 @@ class TcpProxy:
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
         self._delay: Micros = 0
-        self._is_cut = self._is_reading_stopped = self._is_refusing = False
+        self._cut: frozenset[Direction] = frozenset()
+        self._is_reading_stopped = self._is_refusing = False
         self._lost: int | None = None
 
     async def __aenter__(self) -> Self:
@@ -153,8 +193,12 @@ class TcpProxy:
     def delay(self, duration: Micros) -> None:
         self._delay = duration
 
-    def cut(self) -> None:
-        self._is_cut = True
+    def cut(self, *directions: Direction) -> None:
+        self._cut = frozenset(directions or Direction)
+
+    def swallow(self) -> None:
+        for connection in self._connections:
+            connection.dialect.swallow()
 
     def stop_reading(self) -> None:
         self._is_reading_stopped = True
@@ -173,10 +217,11 @@ class TcpProxy:
 
     def heal(self) -> None:
         """Forward again. What was cut in between stays lost: those connections are reset."""
-        if self._is_cut:
+        if self._cut:
             self.reset()
         self._delay = 0
-        self._is_cut = self._is_reading_stopped = self._is_refusing = False
+        self._cut = frozenset()
+        self._is_reading_stopped = self._is_refusing = False
         self._lost = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -190,8 +235,8 @@ class TcpProxy:
             server_reader, server_writer = await asyncio.open_connection(*self._target, limit=_PIECE)
             connection.writers.append(server_writer)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(connection, reader, server_writer, self._from_client))
-                group.create_task(self._pump(connection, server_reader, writer, self._from_server))
+                group.create_task(self._pump(connection, reader, server_writer, Direction.TO_SERVER))
+                group.create_task(self._pump(connection, server_reader, writer, Direction.TO_CLIENT))
         except* (OSError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -203,7 +248,7 @@ class TcpProxy:
         connection: "_Connection",
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        passes: Callable[["_Connection", bytes], bool],
+        direction: Direction,
     ) -> None:
         while True:
             data = await reader.read(_PIECE)
@@ -217,16 +262,22 @@ class TcpProxy:
             if self._delay:
                 self.faults["delayed"] += 1
                 await self._clock.sleep(self._delay)
-            if self._is_cut:
+            if direction in self._cut:
                 self.faults["cut"] += 1
-            elif passes(connection, data):
-                writer.write(data)
+            elif self._passes(connection, data, direction):
+                kept, lost = connection.dialect.kept(direction, data)
+                if lost:
+                    self.faults["swallowed"] += lost
+                writer.write(kept)
                 await writer.drain()
-        while self._is_cut and not connection.is_reset:
+        while direction in self._cut and not connection.is_reset:
             # Nobody is told of an end, either.
             self.faults["cut"] += 1
             await self._clock.sleep(_POLL)
         writer.write_eof()
+
+    def _passes(self, connection: "_Connection", data: bytes, direction: Direction) -> bool:
+        return (self._from_client if direction is Direction.TO_SERVER else self._from_server)(connection, data)
 
     def _from_client(self, connection: "_Connection", data: bytes) -> bool:
         for number in connection.dialect.requests_in(data):
@@ -269,7 +320,7 @@ class _Connection:
 class _Frames:
     """The frames of HTTP/2 in one direction: 3 bytes of length, kind, flags, 4 bytes of stream."""
 
-    _HEAD: Final = 9
+    HEAD: Final = 9
 
     def __init__(self, skip: int) -> None:
         self._skip = skip
@@ -279,12 +330,53 @@ class _Frames:
         found = []
         data = self._rest + data
         at = self._skip
-        while len(data) - at >= self._HEAD:
+        while len(data) - at >= self.HEAD:
             length = int.from_bytes(data[at : at + 3], "big")
             found.append((data[at + 3], int.from_bytes(data[at + 5 : at + 9], "big") & 0x7FFFFFFF))
-            at += self._HEAD + length
+            at += self.HEAD + length
         self._rest, self._skip = data[at:], max(0, at - len(data))
         return found
+
+
+class _Sieve:
+    """Lets the frames of HTTP/2 through in one direction, but for what the streams up to some number say.
+
+    Their headers pass: what these say of others depends on them.
+    """
+
+    _LOST: Final = frozenset((0, 3))
+    """Data, and a stream's sudden end."""
+
+    def __init__(self, skip: int) -> None:
+        self.swallowed_until = 0
+        self._left = skip
+        self._is_lost = False
+        self._head = b""
+
+    def through(self, data: bytes) -> tuple[bytes, int]:
+        """Return what is left, and how many frames are lost of which the last byte of the head came with it."""
+        kept = bytearray()
+        lost = at = 0
+        while at < len(data):
+            if self._left:
+                piece = data[at : at + self._left]
+                self._left -= len(piece)
+                kept += b"" if self._is_lost else piece
+            else:
+                piece = data[at : at + _Frames.HEAD - len(self._head)]
+                self._head += piece
+                if len(self._head) == _Frames.HEAD:
+                    head, self._head = self._head, b""
+                    self._begin(head)
+                    kept += b"" if self._is_lost else head
+                    lost += self._is_lost
+            at += len(piece)
+        return bytes(kept), lost
+
+    def _begin(self, head: bytes) -> None:
+        self._left = int.from_bytes(head[:3], "big")
+        stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
+        self._is_lost = head[3] in self._LOST and 0 < stream <= self.swallowed_until
 
 
 class _Messages:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from services.tcp_proxy import HOST, Postgres, TcpProxy
+from services.tcp_proxy import HOST, Direction, Http2, Postgres, TcpProxy
 from services.waiting import until
 
 from duecourse.model import bounds
@@ -96,6 +96,33 @@ async def test_a_cut_is_silent_until_it_is_healed(proxy: TcpProxy) -> None:
             await line.asks(b"more")
     async with a_line(proxy) as line:
         assert await line.asks(b"hello") == b"hello"
+
+
+async def test_a_cut_of_one_direction_leaves_the_other(proxy: TcpProxy) -> None:
+    async with a_line(proxy) as line:
+        assert await line.asks(b"hello") == b"hello"
+        proxy.cut(Direction.TO_CLIENT)
+        with pytest.raises(TimeoutError):
+            await line.asks(b"answered, and not heard")
+        assert proxy.faults["cut"] == 1
+        assert proxy.requests == 2
+
+
+async def test_a_swallowed_stream_is_silent_beside_others_that_are_served() -> None:
+    async with an_echo() as port, TcpProxy(HOST, port, Http2) as proxy, a_line(proxy) as line:
+        begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(1, 1, b"headers")
+        assert await line.asks(begin) == begin
+        proxy.swallow()
+        both = _frame(1, 0, b"lost") + _frame(3, 1, b"headers") + _frame(3, 0, b"kept") + _frame(1, 3, b"also")
+        # In pieces, as they may come.
+        line.writer.write(both[:5])
+        await line.writer.drain()
+        assert await line.asks(both[5:]) == _frame(3, 1, b"headers") + _frame(3, 0, b"kept")
+    assert proxy.faults["swallowed"] == 2
+
+
+def _frame(stream: int, kind: int, content: bytes) -> bytes:
+    return len(content).to_bytes(3, "big") + bytes((kind, 0)) + stream.to_bytes(4, "big") + content
 
 
 async def test_what_is_not_read_arrives_later(proxy: TcpProxy) -> None:
