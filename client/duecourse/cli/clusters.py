@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Never
 
 import typer
 
-from duecourse.cli import cluster_view, connection, exits, output
+from duecourse.cli import clock_acceptance, cluster_view, connection, exits, output
 from duecourse.cli.connection import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Address, Json, Timeout
 from duecourse.model import bounds
 from duecourse.timing.clock import SystemClock
@@ -60,6 +60,9 @@ def status(
         _say(found, show_shards=show_shards)
     if (unled := cluster_view.unled(found)) is not None:
         raise typer.Exit(exits.fail(unled))
+
+
+app.command(name="accept-clock", epilog=exits.EPILOG)(clock_acceptance.accept_clock)
 
 
 _Show = Callable[["Cluster | str"], None]

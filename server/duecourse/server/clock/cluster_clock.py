@@ -165,4 +165,4 @@ class ClusterClock:
 
 
 def _written(offset: Micros) -> str:
-    return f"{abs(offset) / bounds.SECOND:.3f} s {'ahead of' if offset > 0 else 'behind'}"
+    return f"{abs(offset) / bounds.SECOND:.1f} s {'ahead of' if offset > 0 else 'behind'}"

@@ -5,7 +5,7 @@ reached, so that nothing fires early, and where the reference was set back, it s
 caught up. A step of the reference of up to MAX_OFFSET is followed at once; it is not slewed, since a clock that slews
 is wrong on purpose for as long as it does.
 
-    not set ──────────────▶ following ◀──────────────▶ alarmed: runs on elapsed time
+    not set ──────────────▶ following ◀──────────────▶ alarmed: runs on without it
              accepted or               further than      accepted, or back by itself
              confirmed by others       MAX_OFFSET
 
@@ -13,7 +13,8 @@ A reading further off is followed only once accepted. What counts is the store's
 reading: one that was written since the node's last look, at a time of the reference's that agrees with what the
 reference shows now, accepts what it shows. A node has it written when the wall clocks of more than half of the live
 nodes lie within MAX_OFFSET of the reference; an operator may. Both are written only if the reference is, in that very
-statement, still where it was seen.
+statement, still where it was seen. Until then the clock runs on as if the reference had not stepped, so that it is
+hardly less precise.
 
 A node that starts has nothing to go on from. Beside others it waits until one of them, which follows the reference,
 confirms it: they do so every second. Alone, it has the reference accepted if its own wall clock agrees with it, as it
@@ -50,6 +51,8 @@ class Discipline:
         """How far the last reading moved the clock, where it did not agree with the projection."""
         self._node_id = node_id
         self._projection: Projection | None = None
+        self._step: tuple[Micros, Micros] | None = None
+        """By how much the reference that is refused has stepped, at least and at most."""
         self._record: ClockRecord | None = None
         self._looked: Micros = 0
         self._earliest: Micros = 0
@@ -100,9 +103,11 @@ class Discipline:
             self.stepped = gap
             self._follow(seen)
         else:
-            self.refused = gap
-            walls = [wall, *(projection.middle(reading.received) + offset for offset in others)]
-            agreeing = sum(_agree(one, seen.middle(reading.received)) for one in walls)
+            self._go_on(projection, seen)
+            time, own = seen.middle(reading.received), projection.middle(reading.received)
+            self.refused = time - own
+            walls = [wall, *(own + offset for offset in others)]
+            agreeing = sum(_agree(one, time) for one in walls)
             return Advice.ACCEPT if 2 * agreeing > len(walls) else Advice.NOTHING
         return Advice.CONFIRM if abs(reading.time - record.confirmed) >= CLOCK_CONFIRMED_EVERY else Advice.NOTHING
 
@@ -121,7 +126,16 @@ class Discipline:
 
     def _follow(self, projection: Projection) -> None:
         self._projection = projection
-        self.refused = None
+        self.refused = self._step = None
+
+    def _go_on(self, projection: Projection, seen: Projection) -> None:
+        """Take from a reading that is refused what it tells if the step is left out, which stays what it is."""
+        least, most = seen.lowest - projection.highest, seen.highest - projection.lowest
+        if self._step is not None and max(least, self._step[0]) <= min(most, self._step[1]):
+            least, most = max(least, self._step[0]), min(most, self._step[1])
+            without = Projection(seen.lowest - most, seen.highest - least, seen.at)
+            self._projection = projection.narrowed(without)
+        self._step = least, most
 
     def _is_recent(self, written: Micros, reading: Reading) -> bool:
         """Tell whether it was written after the last look, while the reference ran as it does now."""

@@ -7,10 +7,13 @@ may be out of date: then the loop looks at a shard for nothing, never too late.
 import heapq
 import itertools
 
+from duecourse.model import bounds
 from duecourse.model.instants import Micros, Now
 from duecourse.server.core.shard import Shard
 
 _NEVER: Micros = 2**63
+_STILL: Micros = bounds.MILLISECOND
+"""A cluster clock that has not moved for so long stands still; so long is waited at least for it to go on."""
 
 
 class Agenda:
@@ -23,6 +26,8 @@ class Agenda:
         self._armed: dict[Shard, Micros] = {}
         self._waiting: set[Shard] = set()
         """Shards with a cancellation that has to be answered in time."""
+        self._stands = Now(0, 0, 0)
+        """The first reading of the clock that showed what it shows now."""
 
     def note(self, shard: Shard) -> None:
         """Look up when a shard is next to be looked at."""
@@ -55,8 +60,12 @@ class Agenda:
     def until_next(self, now: Now, at_most: Micros) -> Micros:
         """Return how long there is nothing to look at."""
         wait = at_most
+        if now.earliest != self._stands.earliest:
+            self._stands = now
         if self._heap:
-            wait = min(wait, self._heap[0][0] - now.earliest)
+            # A cluster clock that was set back stands still, maybe for long, and maybe just before something is due.
+            is_still = now.elapsed - self._stands.elapsed > _STILL
+            wait = min(wait, max(self._heap[0][0] - now.earliest, _STILL if is_still else 0))
         for shard in self._waiting:
             wait = min(wait, (shard.cancellations.next_wait() or 0) - now.elapsed)
         return max(0, wait)
