@@ -40,6 +40,7 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         "store",
         "store migrate",
         "store fsck",
+        "store rebind",
         "server",
         "worker",
         "dev",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from duecourse import client as sdk
 from duecourse.cli.launcher import ports
+from duecourse.cli.launcher.cluster import PORT_STEP
 from duecourse.model import bounds
 from duecourse.timing.clock import SystemClock
 
@@ -27,15 +29,21 @@ class Dev:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "data"
         self.log = folder / "dev.log"
-        self.port, self.admin_port = ports.free_port(), ports.free_port()
+        self.port, self.admin_port = free_ports(), free_ports()
         self.command = [*DUECOURSE, "dev", "--data", str(self.folder)]
         self.command += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, until: str = "Duecourse is ready") -> None:
+    def start(self, until: str = "Duecourse is ready", *, nodes: int = 1) -> None:
+        command = [*self.command, "--nodes", str(nodes)]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.wait_for(until)
+
+    def pid_of(self, node: str) -> int:
+        """Return the process id of a node, as it was told."""
+        told = self.log.read_text().partition(f"{node}: process ")[2]
+        return int(told.partition(",")[0])
 
     def end(self, number: signal.Signals) -> int:
         assert self.process is not None
@@ -65,8 +73,10 @@ class Dev:
             await clock.sleep(50 * bounds.MILLISECOND)
 
     def what_is_left(self) -> list[str]:
-        left = [f"port {port}" for port in (self.port, self.admin_port) if is_served(port)]
-        return left + [str(pid) for pid in postgres_servers_on(self.folder)]
+        first = (self.port, self.admin_port)
+        served = [one + number * PORT_STEP for one in first for number in range(3)]
+        left = [f"port {port}" for port in served if is_served(port)]
+        return left + [str(pid) for pid in servers_on(self.folder)]
 
 
 @pytest.fixture
@@ -77,19 +87,29 @@ def dev(tmp_path: Path) -> Iterator[Dev]:
         one.end(signal.SIGTERM)
 
 
+def free_ports() -> int:
+    """Return a port that is free, and so are those of two further nodes; below what outgoing connections are given."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        if all(ports.is_free(port + number * PORT_STEP) for number in range(3)):
+            return port
+
+
 def is_served(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((ports.HOST, port)) == 0
 
 
-def postgres_servers_on(folder: Path) -> list[int]:
+def servers_on(folder: Path, kind: str = "") -> list[int]:
+    """Return the processes of Postgres and etcd on a folder, or those of one `kind`."""
+    options = {"postgres": f"-D\0{folder}/postgres\0", "etcd": f"--data-dir\0{folder}/etcd\0"}
     found = []
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
         except OSError:
             continue
-        if f"-D\0{folder}/postgres\0".encode() in command:
+        if any(option.encode() in command for name, option in options.items() if kind in ("", name)):
             found.append(int(entry.name))
     return found
 
@@ -132,7 +152,7 @@ def test_nothing_outlives_a_killed_dev(dev: Dev) -> None:
 
 def test_dev_stops_the_rest_and_says_so_when_a_child_ends(dev: Dev) -> None:
     dev.start()
-    (postgres,) = postgres_servers_on(dev.folder)
+    (postgres,) = servers_on(dev.folder, "postgres")
     os.kill(postgres, signal.SIGKILL)
     assert dev.process is not None
     assert dev.process.wait(60) == 1
@@ -150,3 +170,70 @@ def test_a_second_dev_on_the_same_data_is_refused(dev: Dev) -> None:
     same_port = subprocess.run([*other, "--port", str(dev.port)], capture_output=True, text=True)
     assert same_port.returncode == 1
     assert f"port {dev.port} is in use" in same_port.stderr
+
+
+async def leaders(port: int) -> dict[str, int]:
+    """Count the shards that each live node leads, as the node on a port sees it."""
+    async with sdk.Client(f"{ports.HOST}:{port}") as client:
+        cluster = await client.cluster()
+        names = [node.node_id for node in cluster.nodes]
+        return {name: sum(shard.leader == name for shard in cluster.shards) for name in names}
+
+
+async def until_led_by(port: int, names: set[str]) -> None:
+    """Wait until these nodes, and no others, are there and lead all shards."""
+    clock = SystemClock()
+    end = clock.elapsed() + 60 * bounds.SECOND
+    while set(led := await leaders(port)) != names or not all(led.values()) or sum(led.values()) != 64:
+        assert clock.elapsed() < end, led
+        await clock.sleep(50 * bounds.MILLISECOND)
+
+
+def test_three_nodes_share_the_shards_and_lose_one_after_the_other(dev: Dev) -> None:
+    dev.start(nodes=3)
+    second, third = dev.port + PORT_STEP, dev.port + 2 * PORT_STEP
+    asyncio.run(until_led_by(third, {"node-1", "node-2", "node-3"}))
+    asyncio.run(submit(second))
+    os.kill(dev.pid_of("node-1"), signal.SIGKILL)
+    dev.wait_for("node-1 was ended by SIGKILL; there are left: node-2, node-3")
+    asyncio.run(until_led_by(third, {"node-2", "node-3"}))
+    drain = [*DUECOURSE, "node", "drain", "node-2", "--address", f"{ports.HOST}:{third}"]
+    drained = subprocess.run(drain, capture_output=True, text=True)
+    assert drained.returncode == 0, drained.stderr
+    assert drained.stdout == "node-2 has gone\n"
+    dev.wait_for("node-2 ended with exit code 0; there are left: node-3")
+    asyncio.run(until_led_by(third, {"node-3"}))
+    assert asyncio.run(get(third)).state is sdk.TaskState.PENDING
+    os.kill(dev.pid_of("node-3"), signal.SIGKILL)
+    assert dev.process is not None
+    assert dev.process.wait(60) == 1
+    dev.wait_until_nothing_is_left()
+
+
+def test_data_is_kept_when_the_number_of_nodes_changes(dev: Dev) -> None:
+    dev.start()
+    asyncio.run(submit(dev.port))
+    for nodes in (3, 2, 1):
+        assert dev.end(signal.SIGINT) == 0
+        dev.start(nodes=nodes)
+        assert asyncio.run(get(dev.port)).state is sdk.TaskState.PENDING
+        assert ("the store was run otherwise before" in dev.log.read_text()) is (nodes != 2)
+    assert dev.end(signal.SIGINT) == 0
+    assert dev.what_is_left() == []
+
+
+def test_nothing_of_a_cluster_outlives_a_killed_dev(dev: Dev) -> None:
+    dev.start(nodes=2)
+    assert len(servers_on(dev.folder, "etcd")) == 1
+    dev.end(signal.SIGKILL)
+    dev.wait_until_nothing_is_left()
+
+
+def test_dev_stops_the_nodes_and_says_so_when_etcd_ends(dev: Dev) -> None:
+    dev.start(nodes=2)
+    (etcd,) = servers_on(dev.folder, "etcd")
+    os.kill(etcd, signal.SIGKILL)
+    assert dev.process is not None
+    assert dev.process.wait(60) == 1
+    assert "etcd was ended by SIGKILL" in dev.log.read_text()
+    dev.wait_until_nothing_is_left()

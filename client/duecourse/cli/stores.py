@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from duecourse.cli import dsn, exits, extras, fsck, output
+from duecourse.cli import dsn, exits, extras, fsck, output, rebind
 from duecourse.cli.dsn import Dsn, DsnFile
 from duecourse.model import bounds
 
@@ -13,6 +13,7 @@ app = typer.Typer(
     name="store", help="Prepare and check the store of a cluster.", epilog=exits.EPILOG, no_args_is_help=True
 )
 app.command(epilog=fsck.EPILOG)(fsck.fsck)
+app.command(epilog=rebind.EPILOG)(rebind.rebind)
 
 
 @app.callback()

@@ -1,8 +1,8 @@
 """`LocalCluster`: an embedded Postgres, migrated, an etcd if there is more than one node, and the nodes, as children.
 
 A child that ends by itself is a failure that says what ended and how; the node's log, where it has one, tells why.
-What the store holds goes with the coordination that it was written under: it is stamped anew, by `duecourse store
-rebind`'s own means, when a folder that one node was run on is run with several, and the other way round.
+A store belongs to a solo node or to a cluster. A folder that one node was run on is given to the cluster when it is run
+with several, and the other way round: see `binding`.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Self
 
+from duecourse.cli.launcher import binding
 from duecourse.cli.launcher.children import Child, Nursery
 from duecourse.cli.launcher.coordinator import LocalEtcd
 from duecourse.cli.launcher.errors import LaunchError
@@ -109,6 +110,7 @@ class LocalCluster:
                 await self._start_postgres(stack)
             if self._coordination == "etcd":
                 await self._start_etcd(stack)
+            await self._bind()
             self._tell("starting the node" if len(self.nodes) == 1 else f"starting {len(self.nodes)} nodes")
             stack.push_async_callback(self._stop_nodes)
             for node in self.nodes:
@@ -170,6 +172,16 @@ class LocalCluster:
         self._etcd = LocalEtcd(self._nursery, self._clock, self._folder)
         stack.push_async_callback(self._etcd.stop)
         await self._etcd.start()
+
+    async def _bind(self) -> None:
+        if self._postgres is None:
+            return
+        if self._etcd is None:
+            is_bound = await binding.to_solo(self._postgres.dsn)
+        else:
+            is_bound = await binding.to_cluster(self._postgres.dsn, self._etcd.endpoint, self._clock)
+        if is_bound:
+            self._tell(f"the store was run otherwise before: it is {self._coordination}'s now")
 
     def _node_settings(self) -> dict[str, str]:
         settings = {"store": self._store, "coordination": self._coordination, **self._settings}
