@@ -30,6 +30,8 @@ _OPTIONS: Final = (
     # Notices a connection that was dropped without a word while a call waits on it.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # No such ping is sent while one that measures the bandwidth is out, which would be waited for for a minute.
+    ("grpc.http2.ping_timeout_ms", 5_000),
 )
 
 

@@ -28,7 +28,9 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    # No such ping is sent while one that measures the bandwidth is out, which would be waited for for a minute.
+    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
 
