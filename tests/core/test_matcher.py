@@ -366,7 +366,7 @@ class TestDemand:
         take(matcher, 10)
         assert matcher.demands(demand.INTERVAL) == [(holder, 0)]
         assert matcher.demands(2 * demand.INTERVAL) == []
-        assert matcher.until_demands(0) is None
+        assert matcher.until_demands(0) == demand.REPEAT
 
     def test_nothing_is_told_while_there_is_credit(self) -> None:
         matcher = Matcher()
@@ -392,7 +392,7 @@ class TestDemand:
         matcher.demands(0)
         matcher.add(many(9))
         assert matcher.demands(demand.INTERVAL) == []
-        assert matcher.until_demands(demand.INTERVAL) is None
+        assert matcher.until_demands(demand.INTERVAL) == demand.REPEAT
         assert matcher.demands(demand.REPEAT) == [(holder, 19)]
 
     def test_only_what_a_pool_could_take_is_counted(self) -> None:
@@ -433,11 +433,22 @@ class TestDemand:
         matcher.add(many(1))
         told: list[int] = []
         now = 0
-        while (wait := matcher.until_demands(now)) is not None or not told:
-            now += wait or 0
+        while matcher.until_demands(now) < demand.REPEAT or not told:
+            now += matcher.until_demands(now)
             told.append(len(matcher.demands(now)))
-            now += 1
         assert told == [8, 16, 32, 64, 80]
+
+    def test_a_look_that_has_become_needless_is_not_awaited(self) -> None:
+        matcher = Matcher()
+        subscribe(matcher, 1, credit=2)
+        matcher.add(many(1))
+        assert matcher.demands(0) == []
+        assert matcher.demands(1) == []
+        assert matcher.until_demands(1) == demand.INTERVAL - 1
+        take(matcher, 10)
+        take(matcher, 10)
+        assert matcher.demands(2) == []
+        assert matcher.until_demands(2) == demand.REPEAT
 
     def test_streams_that_end_or_come_while_something_waits_are_known(self) -> None:
         matcher = Matcher()

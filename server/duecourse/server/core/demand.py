@@ -17,7 +17,7 @@ MOST: Final = 1_024
 INTERVAL: Final[Micros] = 50 * bounds.MILLISECOND
 """Between two looks."""
 INTERVAL_PER_STREAM: Final[Micros] = bounds.MILLISECOND
-"""Between two looks at least, for each stream: a node says no more than a thousand times a second that work waits."""
+"""The same, for each stream that was told: a node says no more than a thousand times a second that work waits."""
 REPEAT: Final[Micros] = 3 * bounds.SECOND
 """After which a stream is told again, though nothing has changed: workers forget what is not repeated."""
 _FIRST: Final = 8

@@ -148,14 +148,14 @@ class Matcher:
     def demands(self, elapsed: Micros) -> list[tuple[Holder, int]]:
         """Return which streams are to be told how many tasks wait for their credit; to be called after matching.
 
-        It looks only now and then, and less often the more streams there are to tell.
+        It looks only now and then, and less often the more streams it has told.
         """
         if not self._queues and not self._is_demanding:
+            self._look_again = False
             return []
         if elapsed < self._demands_at:
             self._look_again = True
             return []
-        self._demands_at = elapsed + max(demand.INTERVAL, len(self._streams) * demand.INTERVAL_PER_STREAM)
         self._look_again = self._is_demanding = False
         news: list[tuple[Holder, int]] = []
         for pool in self._pools.values():
@@ -166,11 +166,12 @@ class Matcher:
                 news.append((pool.streams[stream_id].holder, waiting))
             self._is_demanding |= waiting > 0
             self._look_again |= waiting > 0 and len(pool.demanding.told) < len(pool.streams)
+        self._demands_at = elapsed + max(demand.INTERVAL, len(news) * demand.INTERVAL_PER_STREAM)
         return news
 
-    def until_demands(self, elapsed: Micros) -> Micros | None:
-        """Return how long `demands` need not be called; None: not before something else happens."""
-        return max(0, self._demands_at - elapsed) if self._look_again else None
+    def until_demands(self, elapsed: Micros) -> Micros:
+        """Return how long `demands` need not be called if nothing else happens."""
+        return max(0, self._demands_at - elapsed) if self._look_again else demand.REPEAT
 
     def match(self, now: Micros, limit: int) -> Iterator[tuple[Task, Holder]]:
         """Yield up to `limit` matches; a task that is yielded is gone from here, a credit is used."""

@@ -444,7 +444,6 @@ class Loop:
     def _until_next(self) -> Micros:
         now = self.clock.now()
         at_most = min(self._next_tick - now.elapsed, bounds.LONGEST_SLEEP)
-        until_demands = self.matcher.until_demands(now.elapsed)
-        if until_demands is not None:
-            at_most = min(at_most, until_demands)
+        if self.is_granting and self._streams.wants_demands:
+            at_most = min(at_most, self.matcher.until_demands(now.elapsed))
         return self._agenda.until_next(now, at_most)
