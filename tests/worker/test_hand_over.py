@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
 
@@ -154,4 +155,64 @@ async def test_what_waits_for_the_worker_goes_on_where_the_next_leader_is() -> N
             await cluster.succeeded(tasks)
             for task_id in tasks:
                 assert (await outcomes(cluster, task_id))[-1] is AttemptOutcome.SUCCEEDED
+    assert recorder.starts == Counter(tasks)
+
+
+async def test_every_worker_with_a_free_slot_comes_to_where_work_waits() -> None:
+    async with a_cluster("n1", "n2", "n3") as cluster, AsyncExitStack() as stack:
+        await cluster.lead("n1", 0)
+        await cluster.lead("n3", 1)
+        # More than are told at first.
+        recorders = [Recorder(cluster.nodes["n2"].member.address, slots=1) for _ in range(12)]
+        for recorder in recorders:
+            recorder.may_end.clear()
+            await stack.enter_async_context(running(recorder.worker))
+        for recorder in recorders:
+            await recorder.is_connected_to(cluster)
+        tasks = await cluster.submit(1, 12)
+        await until(lambda: sum(len(recorder.starts) for recorder in recorders) == 12)
+        for recorder in recorders:
+            recorder.may_end.set()
+        await cluster.succeeded(tasks)
+        assert [recorder.starts.total() for recorder in recorders] == [1] * 12
+
+
+async def test_a_worker_that_stops_reports_what_ran_to_whoever_leads_by_then() -> None:
+    async with a_cluster("n1", "n2") as cluster:
+        await cluster.lead("n1", 0, 1)
+        recorder = Recorder(cluster.nodes["n1"].member.address)
+        recorder.may_end.clear()
+        async with running(recorder.worker, stops=False):
+            await recorder.is_connected_to(cluster)
+            tasks = await cluster.submit(0, 2)
+            await recorder.has_started(2)
+            recorder.worker.stop()
+            await until(lambda: not recorder.worker.health().is_ready)
+            later = await cluster.submit(1, 1, "later")
+            await cluster.lead("n2", 0)
+            recorder.may_end.set()
+            await cluster.succeeded(tasks)
+        assert (await cluster.read(later[0])).attempts == []
+    assert recorder.starts == Counter(tasks)
+
+
+async def test_a_node_that_drains_gives_its_work_to_the_others_and_what_runs_goes_on() -> None:
+    async with a_cluster("n1", "n2") as cluster:
+        await cluster.lead("n1", 0, 1)
+        recorder = Recorder(cluster.nodes["n1"].member.address, slots=3)
+        recorder.may_end.clear()
+        async with running(recorder.worker):
+            await recorder.is_connected_to(cluster)
+            tasks = await cluster.submit(0, 1)
+            await recorder.has_started(1)
+            await cluster.lead("n2", 0, 1)
+            draining = cluster.nodes["n1"].scheduler
+            draining.begin_drain()
+            tasks += await cluster.submit(1, 2, "more")
+            # All that is free, wherever its credit was.
+            await recorder.has_started(3)
+            await draining.finish_drain(cluster.clock.elapsed() + 20_000_000)
+            await cluster.kill("n1")
+            recorder.may_end.set()
+            await cluster.succeeded(tasks)
     assert recorder.starts == Counter(tasks)
