@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from faults.cluster import Cluster
+from faults.cluster import Cluster, NodeProcess
+from faults.conftest import StartCluster
 from faults.recording_client import Ask
 
 from duecourse.cli.launcher.children import Nursery
@@ -57,10 +58,10 @@ class Clocks:
         assert process.returncode == 0, told
         assert b"accepted" in told
 
-    async def admin(self, path: str) -> str:
-        """Return what the admin port answers; empty: nothing."""
+    async def admin(self, path: str, node: NodeProcess | None = None) -> str:
+        """Return what the admin port of a node, of the first, answers; empty: nothing."""
         try:
-            reader, writer = await asyncio.open_connection(HOST, self.cluster.node.admin_port)
+            reader, writer = await asyncio.open_connection(HOST, (node or self.cluster.node).admin_port)
         except OSError:
             return ""
         try:
@@ -74,20 +75,21 @@ class Clocks:
         (value,) = [line.split()[-1] for line in lines if line.startswith(f"duecourse_{name} ")]
         return float(value)
 
-    async def until_alarmed(self, text: str, *, is_ready: bool = True) -> None:
-        """Wait until health says so."""
+    async def until_alarmed(self, text: str, *nodes: NodeProcess, is_ready: bool = True) -> None:
+        """Wait until the health of these nodes, or of the first, says so."""
         status = "HTTP/1.1 200" if is_ready else "HTTP/1.1 503"
-        await self._until(lambda told: told.startswith(status) and text in told)
+        await self._until(lambda told: told.startswith(status) and text in told, nodes)
 
-    async def until_quiet(self) -> None:
+    async def until_quiet(self, *nodes: NodeProcess) -> None:
         """Wait until health has nothing to say."""
-        await self._until(lambda told: told.endswith("\r\n\r\nready\n"))
+        await self._until(lambda told: told.endswith("\r\n\r\nready\n"), nodes)
 
-    async def _until(self, is_so: Callable[[str], bool]) -> None:
+    async def _until(self, is_so: Callable[[str], bool], nodes: Sequence[NodeProcess]) -> None:
         began = self.cluster.clock.elapsed()
-        while not is_so(told := await self.admin("/readyz")):
-            assert self.cluster.clock.elapsed() - began < 30 * bounds.SECOND, told
-            await self.cluster.clock.sleep(10 * bounds.MILLISECOND)
+        for node in nodes or [self.cluster.node]:
+            while not is_so(told := await self.admin("/readyz", node)):
+                assert self.cluster.clock.elapsed() - began < 30 * bounds.SECOND, told
+                await self.cluster.clock.sleep(10 * bounds.MILLISECOND)
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         lines = self.cluster.node.log.read_text().splitlines()
@@ -272,3 +274,42 @@ async def test_the_time_zone_has_no_effect(clocks: Clocks, zone: str, monkeypatc
     await _fires_on_time(clocks, "zoned")
     await clocks.until_quiet()
     await cluster.settle()
+
+
+@JUMPS
+async def test_a_node_that_starts_beside_others_goes_by_their_clock_whatever_its_own_says(
+    start_cluster: StartCluster, postgres_dsn: str, tmp_path: Path, jump: Micros
+) -> None:
+    cluster = await start_cluster(2)
+    clocks = Clocks(cluster, postgres_dsn, tmp_path / "wall_clock_error")
+    clocks.set_node(jump)
+    cluster.start_worker()
+    cluster.node.kill()
+    cluster.node.settings["wall_clock_error_file"] = str(clocks.error_file)
+    await cluster.node.start()
+    await clocks.until_alarmed("this machine's wall clock is 3600")
+    await cluster.until_led(*cluster.nodes)
+    await _fires_on_time(clocks, "beside")
+    assert (await clocks.admin("/readyz", cluster.nodes[1])).endswith("\r\n\r\nready\n")
+    await cluster.settle()
+
+
+async def test_all_nodes_follow_a_jump_once_their_clocks_agree_with_it(
+    start_cluster: StartCluster, postgres_dsn: str, tmp_path: Path
+) -> None:
+    error_file = tmp_path / "wall_clock_error"
+    error_file.write_text("0")
+    cluster = await start_cluster(wall_clock_error_file=str(error_file))
+    clocks = Clocks(cluster, postgres_dsn, error_file)
+    cluster.start_worker()
+    async with cluster.client() as client:
+        asks = cluster.ask_many("within", 20, bounds.MINUTE, after=bounds.HOUR // 2)
+        await client.submit(*asks)
+        await clocks.set_store(bounds.HOUR)
+        await clocks.until_alarmed("the store's clock is 3600", *cluster.nodes)
+        await _fires_on_time(clocks, "meanwhile")
+        assert not any(cluster.starts(ask.task_id) for ask in asks)
+        clocks.set_node(bounds.HOUR)
+        await cluster.until_started(*(ask.task_id for ask in asks), limit=10 * bounds.SECOND)
+    await clocks.until_quiet(*cluster.nodes)
+    await cluster.comes_to_rest()

@@ -23,6 +23,7 @@ from duecourse.model.instants import Micros
 from duecourse.server import config, config_listing, opening
 from duecourse.server.clock.cluster_clock import ClusterClock
 from duecourse.server.config import CoordinationKind, Settings
+from duecourse.server.etcd.errors import EtcdError
 from duecourse.server.failpoints import Failpoints
 from duecourse.server.leadership import DuplicateNode, Leadership, Member, Superseded, vigil
 from duecourse.server.leadership.clustered import Clustered
@@ -47,6 +48,7 @@ EXIT_IDENTITY_REFUSED: Final = 5
 EXIT_DUPLICATE_NODE: Final = 6
 
 _LIVE_WITHIN: Final[Micros] = 5 * bounds.SECOND
+_LOOK_INTERVAL: Final[Micros] = bounds.SECOND
 _STEP: Final[Micros] = 5 * bounds.MILLISECOND
 _CLOSE_LIMIT: Final[Micros] = bounds.SECOND
 # The collector looks at young objects rarely and at old ones hardly ever: tasks in memory are no garbage, and no part
@@ -144,6 +146,9 @@ class Node:
         self._peer_address = ""
         metrics = Metrics(node_id=settings.node_id, version=self._version)
         self._clock = clock = ClusterClock(store, local, settings.node_id, metrics, self._others_offsets)
+        self._clustered: Clustered | None = None
+        self._others: Sequence[Member] | None = None if meeting else ()
+        """The other nodes when this one started; None: not known yet."""
         self._vigil: Vigil | None = None
         self._leadership = leadership = self._make_leadership(local)
         self._scheduler = scheduler = Scheduler(
@@ -180,7 +185,7 @@ class Node:
         meeting, settings = self._meeting, self._settings
         if meeting is None:
             return Solo(self._member())
-        clustered = Clustered(
+        self._clustered = clustered = Clustered(
             settings.node_id,
             meeting.cluster,
             client=meeting.client,
@@ -195,11 +200,7 @@ class Node:
         return clustered
 
     async def _serve(self, admin_port: int, rooms: asyncio.TaskGroup) -> Never:
-        # Nothing may be due, or be written down with a time, before it is known what time it is.
-        while not self._clock.is_set:
-            await self._clock.sleep(_STEP)
-            if self._told_to_end.is_set():
-                raise _Ended
+        await self._set_clock()
         try:
             await self._listen()
             self._scheduler.start(rooms)
@@ -216,6 +217,20 @@ class Node:
                 await self._peer_server.stop(0)
             await self._surfaces.close()
         raise _Ended
+
+    async def _set_clock(self) -> None:
+        """Wait until it is known what time it is: before, nothing may be due, or be written down with a time."""
+        looks_at = self._clock.elapsed()
+        while not self._clock.is_set:
+            if self._told_to_end.is_set():
+                raise _Ended
+            if self._clustered is not None and self._clock.elapsed() >= looks_at:
+                looks_at = self._clock.elapsed() + _LOOK_INTERVAL
+                try:
+                    self._others = await self._clustered.look()
+                except EtcdError as error:
+                    _log.warning("etcd_not_reached", reason=str(error))
+            await self._clock.sleep(_STEP)
 
     async def _listen(self) -> None:
         """Serve clients, workers and the other nodes, and tell the others where."""
@@ -252,9 +267,11 @@ class Node:
             wall_clock_offset=self._clock.wall_clock_offset(),
         )
 
-    def _others_offsets(self) -> Sequence[Micros]:
-        members = self._leadership.members()
-        return [member.wall_clock_offset for member in members if member.node_id != self._settings.node_id]
+    def _others_offsets(self) -> Sequence[Micros] | None:
+        others = self._others
+        if self._clock.is_set:
+            others = [one for one in self._leadership.members() if one.node_id != self._settings.node_id]
+        return None if others is None else [other.wall_clock_offset for other in others]
 
     def _describe(self) -> ClusterDescription:
         offset = self._clock.wall_clock_offset()

@@ -31,9 +31,13 @@ class ClusterClock:
         local: LocalClock,
         node_id: str,
         metrics: Metrics,
-        others: Callable[[], Sequence[Micros]] = tuple,
+        others: Callable[[], Sequence[Micros] | None] = tuple,
     ) -> None:
-        """Prepare; `others` tells how far the wall clocks of the other live nodes are ahead of the cluster clock."""
+        """Prepare to read.
+
+        `others` tells how far the wall clocks of the other live nodes are ahead of the cluster clock. It has to know
+        them before this node becomes one of them; None: it does not know yet.
+        """
         self._reference = reference
         self._local = local
         self._node_id = node_id

@@ -79,11 +79,11 @@ class Discipline:
         """Return how much of the reference's time is open; 0 if the clock is not set."""
         return self._projection.width(elapsed) if self._projection else 0
 
-    def observe(self, reading: Reading, record: ClockRecord, wall: Micros, others: Sequence[Micros]) -> Advice:
+    def observe(self, reading: Reading, record: ClockRecord, wall: Micros, others: Sequence[Micros] | None) -> Advice:
         """Take in a reading, the record that came with it, and what wall clocks say.
 
         `wall` is that of this node when the reading arrived, `others` are those of the other live nodes, as they are
-        ahead of the cluster clock.
+        ahead of the cluster clock; None: it is not known whether there are any.
         """
         self.stepped = 0
         if reading.width > bounds.MAX_OFFSET:
@@ -94,7 +94,8 @@ class Discipline:
         self._record, self._looked = record, reading.sent
         seen = Projection.of(reading)
         if self._projection is None:
-            return self._observe_first(seen, record, wall, bool(others), is_accepted or is_confirmed)
+            is_alone = others is not None and not others
+            return self._observe_first(seen, record, wall, is_alone, is_accepted or is_confirmed)
         projection = self._projection.later(reading.received)
         gap = projection.gap(seen)
         if gap == 0:
@@ -106,20 +107,20 @@ class Discipline:
             self._go_on(projection, seen)
             time, own = seen.middle(reading.received), projection.middle(reading.received)
             self.refused = time - own
-            walls = [wall, *(own + offset for offset in others)]
+            walls = [wall, *(own + offset for offset in others or ())]
             agreeing = sum(_agree(one, time) for one in walls)
             return Advice.ACCEPT if 2 * agreeing > len(walls) else Advice.NOTHING
         return Advice.CONFIRM if abs(reading.time - record.confirmed) >= CLOCK_CONFIRMED_EVERY else Advice.NOTHING
 
     def _observe_first(
-        self, seen: Projection, record: ClockRecord, wall: Micros, is_beside_others: bool, is_vouched_for: bool
+        self, seen: Projection, record: ClockRecord, wall: Micros, is_alone: bool, is_vouched_for: bool
     ) -> Advice:
         if is_vouched_for:
             self._follow(seen)
             return Advice.NOTHING
         time = seen.middle(seen.at)
         self.refused = time - wall
-        if is_beside_others:
+        if not is_alone:
             return Advice.NOTHING
         usual = record.wall_clock_offset if record.confirmed_by == self._node_id else 0
         return Advice.ACCEPT if _agree(wall, time) or _agree(wall - usual, time) else Advice.NOTHING

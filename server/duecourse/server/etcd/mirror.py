@@ -72,6 +72,10 @@ class Mirror:
         """Have everything re-read without waiting for the interval."""
         self._wanted.set()
 
+    async def read(self) -> None:
+        """Read everything once; for before it runs. Raises EtcdError."""
+        await self._reread()
+
     async def run(self) -> Never:
         """Keep the copy current."""
         while True:

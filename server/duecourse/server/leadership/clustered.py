@@ -84,6 +84,7 @@ class Clustered:
         self._ttl = session
         self._settles = settles
         self._wall_clock_offset = wall_clock_offset
+        self._is_refused = is_refused
         self._mirror = Mirror(client, clock, keys.coordination)
         self._session = Session(client, clock, session)
         self._standings = Standings(client, clock, self._mirror, self._session, keys)
@@ -128,6 +129,12 @@ class Clustered:
             return seat.successor
         standing = self._standings.leader(shard)
         return None if standing is None else self._member_of(standing)
+
+    async def look(self) -> Sequence[Member]:
+        """Read who is there beside this node, before it runs; not who has surely died. Raises EtcdError."""
+        await self._mirror.read()
+        others = [other.member for other in self.membership.others()]
+        return [one for one in others if not (one.peer_address and await self._is_refused(one.peer_address))]
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Have a listener called whenever members or leaders have changed."""
