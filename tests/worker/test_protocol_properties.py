@@ -16,6 +16,8 @@ from duecourse.v1 import worker_service_pb2 as pb
 from duecourse.worker.attempt import Attempt, Phase
 
 NODES = ("a", "b")
+ADDRESSES = (*NODES, "b too")
+"""At the last one the second node is, under another address."""
 SHARDS = (1, 2, 3)
 LEASE = 15
 
@@ -104,15 +106,19 @@ class WorkerAndNodes(RuleBasedStateMachine):
 
     # The stream.
 
-    @rule(address=st.sampled_from(NODES), leads=st.sets(st.sampled_from(SHARDS)))
+    @rule(address=st.sampled_from(ADDRESSES), leads=st.sets(st.sampled_from(SHARDS)))
     def open(self, address: str, leads: set[int]) -> None:
         terms = [
             pb.Term(shard=shard, epoch=self.epochs[shard]) for shard in leads if self.leaders.get(shard) == address
         ]
         self.nodes[address] = Node()
         stream = self.machine.open(address, welcome=False)
-        self.machine.hear(address, welcome=pb.Welcome(protocol_version=1, node_id=address, terms=terms))
+        self.machine.hear(address, welcome=pb.Welcome(protocol_version=1, node_id=address[0], terms=terms))
         assert stream.is_serving
+        for other in set(self.nodes) - {address}:
+            if other[0] == address[0]:
+                assert not self.machine.streams.pop(other).is_serving
+                del self.nodes[other]
         self.flush()
 
     @precondition(lambda self: self.nodes)
@@ -214,6 +220,19 @@ class WorkerAndNodes(RuleBasedStateMachine):
         term = pb.Term(shard=shard, epoch=self.epochs[shard])
         self.machine.hear(address, term_started=pb.TermStarted(request=self.epochs[shard], terms=[term]))
 
+    @precondition(lambda self: self.leaders)
+    @rule(data=st.data(), is_late=st.booleans())
+    def end_term(self, data: st.DataObject, is_late: bool) -> None:
+        shard = data.draw(st.sampled_from(sorted(self.leaders)))
+        address = self.leaders[shard]
+        if address not in self.nodes:
+            return
+        term = pb.Term(shard=shard, epoch=self.epochs[shard] - is_late)
+        self.machine.hear(address, term_ended=pb.TermEnded(terms=[term]))
+        if not is_late:
+            del self.leaders[shard]
+            assert self.machine.protocol._terms.leader(shard) is not self.machine.streams[address]
+
     @precondition(lambda self: self.nodes)
     @rule(data=st.data())
     def answer_withdrawals(self, data: st.DataObject) -> None:
@@ -255,7 +274,7 @@ class WorkerAndNodes(RuleBasedStateMachine):
         token = data.draw(st.sampled_from(sorted(self.owed)))
         if not self.was_told_at_all(address, token):
             return
-        leader = data.draw(st.sampled_from(["", *NODES]))
+        leader = data.draw(st.sampled_from(["", *ADDRESSES]))
         record = pb.OutcomeRecord(lease_token=token, verdict=kind, leader=leader)
         if kind != pb.OUTCOME_VERDICT_NOT_LEADER:
             self.owed.discard(token)

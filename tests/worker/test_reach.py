@@ -49,6 +49,14 @@ def test_a_stream_to_an_unknown_node_never_ends_one_that_works(machine: Machine)
     assert numbers(machine, "other seed") == [0]
 
 
+def test_an_address_that_led_to_a_node_with_another_stream_is_taken_for_unknown(machine: Machine) -> None:
+    machine.open("two", node_id="n1")
+    machine.close("two")
+    machine.open("seed", node_id="n1")
+    machine.open("two", welcome=False)
+    assert numbers(machine, "two") == [0]
+
+
 def test_a_node_that_is_known_and_has_no_other_stream_is_given_a_higher_number(machine: Machine) -> None:
     machine.close("seed")
     machine.open("one", welcome=False)

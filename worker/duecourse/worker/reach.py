@@ -39,7 +39,7 @@ class Reach:
     def number(self, address: str) -> int:
         """Return the number of the next stream that is opened at an address."""
         node_id = self.node_at(address)
-        if not node_id:
+        if not node_id or self._is_served_elsewhere(node_id, address):
             return UNKNOWN
         number = self._numbers[node_id] = self._numbers.get(node_id, UNKNOWN) + 1
         return number
