@@ -50,6 +50,13 @@ def test_a_backlog_is_drained_and_a_given_rate_is_held(tmp_path: Path) -> None:
     assert (metrics["early"], metrics["lost"]) == (0, 0)
 
 
+def test_a_cluster_of_several_nodes_is_measured(tmp_path: Path) -> None:
+    metrics = measured(tmp_path, "throughput", "--nodes", "2", "--count", "1000", "--only", "drain")
+    assert metrics["drain_per_s"] > 50
+    assert metrics["cpu_us_per_task"] > 0
+    assert (metrics["early"], metrics["lost"]) == (0, 0)
+
+
 def test_lateness_has_medians_over_repeats(tmp_path: Path) -> None:
     arguments = ["--rate", "50", "--duration", "1s", "--warm-up", "200ms", "--lead", "500ms"]
     arguments += ["--repeat", "2", "--store", "memory"]

@@ -12,8 +12,9 @@ DUECOURSE = [sys.executable, "-m", "duecourse.cli.main"]
 
 
 @pytest.mark.timeout(180)
-def test_the_demonstration_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    command = [*DUECOURSE, "demo", "--tasks", "400", "--seconds", "4", "--json"]
+@pytest.mark.parametrize(("nodes", "said"), [(1, "killed the scheduler"), (3, "the others lead all shards after")])
+def test_the_demonstration_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path, nodes: int, said: str) -> None:
+    command = [*DUECOURSE, "demo", "--nodes", str(nodes), "--tasks", "400", "--seconds", "4", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert ended.returncode == 0, ended.stderr
     verdict = json.loads(ended.stdout)
@@ -23,7 +24,7 @@ def test_the_demonstration_keeps_every_promise_and_leaves_nothing_behind(tmp_pat
     assert all(repeat["is_allowed"] for repeat in verdict["repeats"])
     assert verdict["outage_s"] > 0
     assert verdict["lateness_ms"]["max"] >= verdict["lateness_ms"]["p50"] >= 0
-    assert "killed the scheduler" in ended.stderr
+    assert said in ended.stderr
     assert list(tmp_path.iterdir()) == []
     assert _processes_that_name(tmp_path) == []
 

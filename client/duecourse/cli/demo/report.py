@@ -21,7 +21,9 @@ class Outage:
     killed_at: Micros
     serving_at: Micros
     over_at: Micros
-    """When the worker was connected again."""
+    """When the worker was connected again, or the nodes that were left led all shards."""
+    is_partial: bool = False
+    """Other nodes went on with the shards that they led."""
 
     @property
     def gone_seconds(self) -> float:
@@ -47,7 +49,11 @@ def show(console: Console, verdict: Verdict, outage: Outage) -> None:
     table.add_row("run more than once", *_bad(len(verdict.repeats) - allowed, allowed))
     if verdict.unknown:
         table.add_row("run, but never submitted", *_bad(len(verdict.unknown)))
-    table.add_row("scheduler gone / no task started for", f"{outage.gone_seconds:.2f} / {outage.outage_seconds:.2f} s")
+    if outage.is_partial:
+        table.add_row("some shards without a leader for", f"{outage.outage_seconds:.2f} s")
+    else:
+        gone = f"{outage.gone_seconds:.2f} / {outage.outage_seconds:.2f} s"
+        table.add_row("scheduler gone / no task started for", gone)
     table.add_section()
     table.add_row("lateness p50 / p95 / p99 / max", _quantiles(verdict.lateness))
     table.add_row("of those the outage did not touch", _quantiles(verdict.lateness_in_service))

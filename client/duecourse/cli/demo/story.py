@@ -32,14 +32,14 @@ _PATIENCE: Final = bounds.DEFAULT_LEASE + 30 * bounds.SECOND
 _OPEN: Final = frozenset((sdk.TaskState.PENDING, sdk.TaskState.LEASED, sdk.TaskState.RUNNING, sdk.TaskState.RETRY_WAIT))
 
 
-async def tell(tasks: int, seconds: int, *, keep: bool, as_json: bool) -> int:
+async def tell(tasks: int, seconds: int, nodes: int, *, keep: bool, as_json: bool) -> int:
     """Run the demonstration; returns the exit code."""
     console = Console(stderr=as_json)
     stage = Stage(console, SystemClock())
     folder = Path(tempfile.mkdtemp(prefix="duecourse-demo-"))
     try:
         with Nursery() as nursery:
-            play = Play(nursery, folder, stage, SystemClock(), tasks, seconds)
+            play = Play(nursery, folder, stage, SystemClock(), tasks=tasks, seconds=seconds, nodes=nodes)
             verdict, outage = await play.run()
         report.show(console, verdict, outage)
         if as_json:
@@ -59,13 +59,16 @@ async def tell(tasks: int, seconds: int, *, keep: bool, as_json: bool) -> int:
 class Play:
     """The demonstration while it runs."""
 
-    def __init__(self, nursery: Nursery, folder: Path, stage: Stage, clock: Clock, tasks: int, seconds: int) -> None:
+    def __init__(
+        self, nursery: Nursery, folder: Path, stage: Stage, clock: Clock, *, tasks: int, seconds: int, nodes: int
+    ) -> None:
         self._nursery = nursery
         self._folder = folder
         self._stage = stage
         self._clock = clock
         self._tasks = tasks
         self._seconds = seconds
+        self._nodes = nodes
         self._file = folder / "starts.txt"
         self._file.touch()
 
@@ -73,15 +76,22 @@ class Play:
         """Play it; returns what the worker's file proves, and what was done to the scheduler."""
         settings = {"drain": "1s", "log_format": "json"}
         async with LocalCluster(
-            self._nursery, self._folder / "data", settings=settings, logs=self._folder, tell=self._stage.say
-        ) as solo:
-            worker = self._start_worker(solo.address)
-            self._stage.say(f"a cluster of one node serves on {solo.address}; a worker connects to it")
-            async with sdk.Client(solo.address) as client:
+            self._nursery,
+            self._folder / "data",
+            nodes=self._nodes,
+            settings=settings,
+            logs=self._folder,
+            tell=self._stage.say,
+        ) as local:
+            worker = self._start_worker(local.address)
+            size = "one node" if self._nodes == 1 else f"{self._nodes} nodes"
+            self._stage.say(f"a cluster of {size} serves on {local.address}; a worker connects to it")
+            async with sdk.Client(local.addresses) as client:
                 await self._wait_for_worker(client)
                 run_at = await self._submit(client)
                 with self._stage.counting(self._tasks):
-                    outage = await self._break_in_the_middle(solo, client, worker, run_at)
+                    await self._wait_for_the_middle(local, worker, run_at)
+                    outage = await (self._replace(local, client) if self._nodes == 1 else self._lose_one(local, client))
                     await self._wait_for_the_end(client, worker, run_at)
                 self._stage.say("everything has ended; asking the worker to stop, then reading its file")
                 await worker.stop(10 * bounds.SECOND)
@@ -122,25 +132,43 @@ class Play:
         )
         return run_at
 
-    async def _break_in_the_middle(
-        self, solo: LocalCluster, client: sdk.Client, worker: Child, run_at: Mapping[str, Micros]
-    ) -> report.Outage:
+    async def _wait_for_the_middle(self, local: LocalCluster, worker: Child, run_at: Mapping[str, Micros]) -> None:
         middle = (min(run_at.values()) + max(run_at.values())) // 2
         while self._clock.now().latest < middle:
-            if (ended := solo.what_ended()) is not None:
+            if (ended := local.what_ended()) is not None:
                 raise LaunchError(ended)
             self._show(worker, run_at)
             await self._clock.sleep(_LOOK_EVERY)
+
+    async def _replace(self, local: LocalCluster, client: sdk.Client) -> report.Outage:
+        """Kill the only node, and start it again."""
         killed_at = self._clock.now().latest
-        solo.kill_node()
+        local.kill_node()
         self._stage.say("killed the scheduler with SIGKILL", "yellow")
-        await solo.start_node()
+        await local.start_node()
         serving_at = self._clock.now().latest
         self._stage.say(f"it serves again after {(serving_at - killed_at) / bounds.SECOND:.2f} s", "yellow")
         await self._wait_for_worker(client)
         over_at = self._clock.now().latest
         self._stage.say(f"the worker has found it after {(over_at - killed_at) / bounds.SECOND:.2f} s", "yellow")
         return report.Outage(killed_at=killed_at, serving_at=serving_at, over_at=over_at)
+
+    async def _lose_one(self, local: LocalCluster, client: sdk.Client) -> report.Outage:
+        """Kill a node that leads shards, for good."""
+        cluster = await client.cluster()
+        led = {node.name: sum(shard.leader == node.name for shard in cluster.shards) for node in local.nodes}
+        victim = max(led, key=led.__getitem__)
+        killed_at = self._clock.now().latest
+        local.kill_node(list(led).index(victim))
+        self._stage.say(
+            f"killed {victim}, which led {led[victim]} of {len(cluster.shards)} shards, by SIGKILL", "yellow"
+        )
+        give_up = self._clock.elapsed() + _PATIENCE
+        while not _are_led(await client.cluster(), without=victim) and self._clock.elapsed() < give_up:
+            await self._clock.sleep(_LOOK_EVERY // 5)
+        over_at = self._clock.now().latest
+        self._stage.say(f"the others lead all shards after {(over_at - killed_at) / bounds.SECOND:.2f} s", "yellow")
+        return report.Outage(killed_at=killed_at, serving_at=over_at, over_at=over_at, is_partial=True)
 
     async def _wait_for_worker(self, client: sdk.Client) -> None:
         """Return once the worker has connected; what it does not do for long is for the judge."""
@@ -167,6 +195,10 @@ class Play:
         now = self._clock.now().latest
         self._stage.count(run, sum(micros <= now for micros in run_at.values()), self._tasks)
         return run
+
+
+def _are_led(cluster: sdk.Cluster, *, without: str) -> bool:
+    return all(shard.state is sdk.ShardState.LED and shard.leader != without for shard in cluster.shards)
 
 
 async def _are_open(client: sdk.Client) -> bool:
