@@ -252,7 +252,7 @@ class WatchClusterResponse(_message.Message):
 
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shard]:
-        """All shards: slots, state and leader, and no counts."""
+        """All shards: slots and leader, and no counts. SHARD_STATE_LED if a leader is known, though it may be loading still."""
 
     def __init__(
         self,
