@@ -106,6 +106,7 @@ class SimulatedEtcd:
         self._leaderless_since: Micros | None = None
         self._election: asyncio.TimerHandle | None = None
         self._proposals: list[Callable[[], object]] = []
+        self._is_ticking = False
 
     @property
     def endpoints(self) -> list[str]:
@@ -119,7 +120,8 @@ class SimulatedEtcd:
 
     def start(self) -> None:
         """Start the members that do not run."""
-        if self._election is None and self._leader is None and not any(one.is_running for one in self.members):
+        if not self._is_ticking:
+            self._is_ticking = True
             self.network.loop.after(_TICK, self._tick)
         for member in self.members:
             if not member.is_running:

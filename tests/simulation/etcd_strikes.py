@@ -5,11 +5,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from simulation.etcd import Member, SimulatedEtcd
+from simulation.nodes import KEYS
 from simulation.plan import FaultKind, FaultPlan
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
-from duecourse.server.etcd.keys import CandidateKey, Keys, MemberKey
+from duecourse.server.etcd.keys import CandidateKey, MemberKey
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 Later = Callable[[Callable[[], object]], None]
 Strike = Callable[["World", FaultPlan, Later], bool]
 
-KEYS: Final = Keys("simulated")
 _LONGEST_AWAY: Final = 12 * bounds.SECOND
 _WATCH: Final = "/etcdserverpb.Watch/Watch"
 _STREAMS: Final = (_WATCH, "/etcdserverpb.Lease/LeaseKeepAlive")

@@ -24,6 +24,7 @@ from duecourse.model.instants import Micros
 
 _PROCESS: Final[contextvars.ContextVar["Process"]] = contextvars.ContextVar("process")
 _LAST_STEPS: Final = 200_000
+_FEW_STEPS: Final = 200
 
 
 class Deadlock(Exception):
@@ -175,9 +176,12 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             self.enqueue(process)
         for task in left:
             task.cancel()
+        before = self.steps
         with suppress(Deadlock):
-            last = self.steps + _LAST_STEPS
-            self._run_until(lambda: self.steps >= last)
+            while self.steps < before + _LAST_STEPS and asyncio.all_tasks(self):
+                until = self.steps + _FEW_STEPS
+                self._run_until(lambda: self.steps >= until)  # noqa: B023
+        self.steps = before
 
     # What asyncio asks of a loop.
 

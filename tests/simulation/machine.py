@@ -1,9 +1,11 @@
 """The edge between the code that runs and the machine: what it would ask the machine for comes from the seed here.
 
-While `replaced` is entered, random bytes and unseeded generators are drawn from the process that asks, channels lead
-into the simulated network, and log events go where the run wants them. Nothing else of the code is touched.
+While `replaced` is entered, random bytes and unseeded generators are drawn from the process that asks, channels and
+connections lead into the simulated network, and log events go where the run wants them. Nothing else of the code is
+touched.
 """
 
+import asyncio
 import logging
 import os
 import random
@@ -16,9 +18,10 @@ from unittest.mock import patch
 import grpc
 import structlog
 import uuid_utils
+from simulation import channels, wires
 from simulation.loop import Process, SimulationLoop
+from simulation.network import Network
 
-Channels = Callable[..., Any]
 Log = Callable[[str, MutableMapping[str, Any]], None]
 
 
@@ -48,9 +51,9 @@ class Entropy:
 
 
 @contextmanager
-def replaced(loop: SimulationLoop, seed: int, channels: Channels, log: Log, *, is_verbose: bool) -> Iterator[None]:
+def replaced(network: Network, seed: int, log: Log, *, is_verbose: bool) -> Iterator[None]:
     """Stand in for the machine. `log` is told each log event with its level."""
-    entropy = Entropy(loop, seed)
+    entropy = Entropy(network.loop, seed)
 
     class Seeded(random.Random):
         def __init__(self, x: Any = None) -> None:
@@ -61,7 +64,8 @@ def replaced(loop: SimulationLoop, seed: int, channels: Channels, log: Log, *, i
         patch.object(random, "_urandom", entropy.bytes),
         patch.object(random, "Random", Seeded),
         patch.object(uuid_utils, "uuid7", entropy.uuid),
-        patch.object(grpc.aio, "insecure_channel", channels),
+        patch.object(grpc.aio, "insecure_channel", channels.opener(network)),
+        patch.object(asyncio, "open_connection", wires.dialler(network)),
         _logs(log, is_verbose),
     ):
         yield

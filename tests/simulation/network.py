@@ -22,6 +22,7 @@ from duecourse.model.instants import Micros
 
 CONNECT_TIMEOUT: Final = 20 * bounds.SECOND
 RETRY: Final = 200 * bounds.MILLISECOND
+_PINGED_WITHIN: Final = 15 * bounds.SECOND
 _NO_CONNECTION: Final = "failed to connect to all addresses"
 
 
@@ -78,6 +79,16 @@ class _CallDetails(grpc.HandlerCallDetails):
     invocation_metadata: tuple[()] = ()
 
 
+class Wire(Protocol):
+    """A connection on which nothing is said."""
+
+    ends: tuple[Process, Process]
+
+    def cut(self, *, has_notice: bool) -> None:
+        """Lose it."""
+        ...
+
+
 class Network:
     """See the module's docstring."""
 
@@ -87,6 +98,9 @@ class Network:
         self.watcher = watcher
         self.resets: set[Process] = set()
         """Processes whose peers have been told that they are no more."""
+        self.wires: dict[Wire, None] = {}
+        """The connections on which nothing is said."""
+        self._off: set[str] = set()
         self._random = random.Random(f"{seed} network")
         self._listeners: dict[str, _Listener] = {}
         self._calls: dict[Call, None] = {}
@@ -94,10 +108,15 @@ class Network:
     def listen(self, address: str, process: Process, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Serve at an address."""
         self._listeners[address] = _Listener(process, handlers)
+        self._off.discard(host_at(address))
 
     def listener(self, address: str) -> _Listener | None:
         """Find who serves at an address."""
         return self._listeners.get(address)
+
+    def is_off(self, host: str) -> bool:
+        """Tell whether a machine does not even refuse."""
+        return host in self._off
 
     def gone(self, process: Process, *, has_notice: bool) -> None:
         """Note that a process is no more: its connections are reset, or nobody hears of it."""
@@ -106,14 +125,21 @@ class Network:
                 del self._listeners[address]
         if has_notice:
             self.resets.add(process)
+        else:
+            self._off.add(host_of(process))
+        for wire in [wire for wire in self.wires if process in wire.ends]:
+            wire.cut(has_notice=has_notice)
         for call in [call for call in self._calls if process in (call.client, call.server)]:
             call.cut(has_notice=has_notice)
 
     def cut(self, one: str, other: str, *, has_notice: bool) -> int:
         """Cut all connections between two hosts; returns how many calls were on them."""
         calls = [call for call in self._calls if call.hosts in ((one, other), (other, one))]
+        wires = [wire for wire in self.wires if {host_of(end) for end in wire.ends} == {one, other}]
         for call in calls:
             call.cut(has_notice=has_notice)
+        for wire in wires:
+            wire.cut(has_notice=has_notice)
         return len(calls)
 
     def lose_one_way(self, client: str, server: str, *, is_up: bool) -> int:
@@ -169,6 +195,8 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self._until = None if timeout is None else loop.now + int(timeout * bounds.SECOND)
         self._began_at = loop.now
+        self._noticed_by: Micros = 0
+        """By then a server hears of an end whatever is in the way, as its pings are not answered."""
         network.open(self)
         self._deadline = None
         if self._until is not None:
@@ -206,9 +234,12 @@ class Call:
         if self.status is not None:
             return
         self.status = status
+        self._noticed_by = self._loop.now + _PINGED_WITHIN
         if self._deadline is not None:
             self._deadline.cancel()
         self.inbox.close(partial(_raise, status))
+        if self._down is not None:
+            self._down.lose()
         if self._up is not None and not self._up.is_lost and not self.client.is_dead:
             self._loop.after(self._network.weather.delay(), self._cancel_handler)
         self._network.forget(self)
@@ -250,7 +281,7 @@ class Call:
             reset = Status(grpc.StatusCode.UNAVAILABLE, "connection reset by peer")
             delay = self._network.weather.delay
             self._loop.after(delay(), self.end, reset)
-            self._loop.after(delay(), self._cancel_handler)
+            self._loop.after(delay(), self._lose_handler)
 
     def lose(self, *, is_up: bool) -> None:
         """Lose one direction without notice."""
@@ -294,9 +325,20 @@ class Call:
         self.inbox.close(partial(_raise, item))
         self._network.forget(self)
 
-    def _cancel_handler(self) -> None:
-        if self._task is not None:
+    def _lose_handler(self) -> None:
+        if self._task is not None and self._up is not None:
             self._task.cancel()
+            self._up.lose()
+
+    def _cancel_handler(self) -> None:
+        """Have the handler hear of the client's end; later, if nothing gets through to it."""
+        if self._task is None or self._task.done():
+            return
+        is_blocked = self._network.weather.is_blocked(*self.hosts)
+        if is_blocked and self._up is not None and not self._up.is_lost and self._loop.now < self._noticed_by:
+            self._loop.after(RETRY, self._cancel_handler)
+        else:
+            self._lose_handler()
 
 
 def _raise(status: Status) -> Any:

@@ -1,13 +1,14 @@
 """A node on a simulated machine: the real code, all of it but its sockets and signals.
 
-The same scheduler, the same clock, the same services behind the same handlers as in `duecourse.server.node`.
+The same scheduler, leadership, clock and surfaces as in `duecourse.server.node`, started and drained in the same order.
 """
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final, Never
+from typing import Final, Never, TypeVar
 
 from simulation.checker import Checker
 from simulation.clock import MachineClock
@@ -19,9 +20,15 @@ from simulation.store import SimulatedStore
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.clock.cluster_clock import ClusterClock
+from duecourse.server.etcd.client import EtcdClient
+from duecourse.server.etcd.errors import EtcdError
+from duecourse.server.etcd.keys import Cluster, Keys
 from duecourse.server.failpoints import Failpoints
-from duecourse.server.leadership import Leadership, Member, Superseded
+from duecourse.server.leadership import DuplicateNode, Leadership, Member, Superseded, identity, vigil
+from duecourse.server.leadership.clustered import Clustered
+from duecourse.server.leadership.identity import IdentityRefused
 from duecourse.server.leadership.solo import Solo
+from duecourse.server.leadership.vigil import Vigil
 from duecourse.server.rpc import ClusterDescription, NodeDescription, registration
 from duecourse.server.rpc.surfaces import Behind, Surface, Surfaces
 from duecourse.server.scheduler import Options, Scheduler
@@ -29,8 +36,11 @@ from duecourse.server.storage import ShardRow, StoreUnavailable
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing import backoff
 
+KEYS: Final = Keys("simulated")
+_PEER_PORT: Final = 7401
 _DRAIN: Final = 5 * bounds.SECOND
 _STEP: Final = 5 * bounds.MILLISECOND
+_Result = TypeVar("_Result")
 
 
 class _Stopped(Exception):
@@ -38,7 +48,7 @@ class _Stopped(Exception):
 
 
 class Node:
-    """A node at an address."""
+    """A node at an address. `etcd` are the endpoints where it meets others; none: it is alone."""
 
     def __init__(
         self,
@@ -49,12 +59,15 @@ class Node:
         store: SimulatedStore,
         network: Network,
         checker: Checker,
+        etcd: Sequence[str],
     ) -> None:
         self.address = address
         self.process = process
         self.clock = clock
         """Of its machine."""
         self.has_ended = False
+        self.is_refused = False
+        """Whether etcd and the store did not agree on the cluster."""
         self.scheduler: Scheduler | None = None
         self.metrics = Metrics(node_id=address)
         self._cluster_clock = ClusterClock(store, clock, address, self.metrics, self._others_offsets)
@@ -62,8 +75,10 @@ class Node:
         self._store = store
         self._network = network
         self._checker = checker
+        self._etcd = etcd
+        self._leadership: Leadership
+        self._vigil: Vigil | None = None
         self._told_to_end = asyncio.Event()
-        self._leadership: Leadership = Solo(self._member())
 
     @property
     def is_up(self) -> bool:
@@ -75,48 +90,64 @@ class Node:
         self._told_to_end.set()
 
     async def run(self) -> None:
-        """Run until another node takes over, or it is told to end."""
+        """Run until it was told to end, or cannot go on."""
+        coverage = self._checker.coverage
         try:
-            await self._open()
-            rows = await self._store.shards()
-            scheduler = self._scheduler(rows)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._cluster_clock.run(), name="clock")
-                group.create_task(self._serve(scheduler, rows, group), name="serve")
-        except* StoreUnavailable:
-            pass  # It could not even read the shards; whoever watches over it starts it again.
+            async with AsyncExitStack() as stack:
+                await self._run(stack)
         except* Superseded:
             self._checker.superseded(self.process)
-            self._checker.coverage["node superseded"] += 1
+            coverage["node superseded"] += 1
+        except* DuplicateNode:
+            coverage["node duplicate"] += 1
+        except* IdentityRefused:
+            self.is_refused = True
+            coverage["node refused"] += 1
         except* _Stopped:
-            self._checker.coverage["node drained"] += 1
+            coverage["node drained"] += 1
         finally:
             self.has_ended = True
             if not self.process.is_dead:
                 self._network.gone(self.process, has_notice=True)
 
-    async def _serve(self, scheduler: Scheduler, rows: Sequence[ShardRow], rooms: asyncio.TaskGroup) -> Never:
-        while not self._cluster_clock.is_set:
-            await self._cluster_clock.sleep(_STEP)
-            if self._told_to_end.is_set():
-                raise _Stopped
-        self.scheduler = scheduler
-        scheduler.start(rooms)
-        self._listen(scheduler, rows)
-        await self._told_to_end.wait()
-        scheduler.begin_drain()
-        await scheduler.finish_drain(self.clock.elapsed() + _DRAIN)
-        raise _Stopped
+    async def _run(self, stack: AsyncExitStack) -> None:
+        await self._until_answered(self._store.open)
+        rows = await self._until_answered(self._store.shards)
+        if self._etcd:
+            client = await stack.enter_async_context(EtcdClient(self._etcd, self.clock))
+            cluster = await self._until_answered(partial(identity.establish, client, KEYS, self._store))
+            self._leadership = self._clustered(client, cluster)
+        else:
+            self._leadership = Solo(self._member())
+        scheduler = self._scheduler(rows)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._cluster_clock.run(), name="clock")
+            group.create_task(self._serve(scheduler, rows, group), name="serve")
 
-    async def _open(self) -> None:
+    async def _until_answered(self, ask: Callable[[], Awaitable[_Result]]) -> _Result:
         waits = backoff.delays(100 * bounds.MILLISECOND, 2 * bounds.SECOND, random.Random())
         while True:
             try:
-                await self._store.open()
-            except StoreUnavailable:
+                return await ask()
+            except (StoreUnavailable, EtcdError):
+                if self._told_to_end.is_set():
+                    raise _Stopped from None
                 await self.clock.sleep(next(waits))
-                continue
-            return
+
+    def _clustered(self, client: EtcdClient, cluster: Cluster) -> Clustered:
+        clustered = Clustered(
+            self.address,
+            cluster,
+            client=client,
+            clock=self.clock,
+            keys=KEYS,
+            session=self._setup.session,
+            is_refused=vigil.is_refused,
+            wall_clock_offset=self._cluster_clock.wall_clock_offset,
+        )
+        self._vigil = Vigil(clustered.membership, client, self.clock)
+        clustered.subscribe(self._vigil.members_changed)
+        return clustered
 
     def _scheduler(self, rows: Sequence[ShardRow]) -> Scheduler:
         setup = self._setup
@@ -130,7 +161,26 @@ class Node:
         )
         return Scheduler(options, self._store, rows, self._leadership, self._cluster_clock, self.metrics, Failpoints())
 
-    def _listen(self, scheduler: Scheduler, rows: Sequence[ShardRow]) -> None:
+    async def _serve(self, scheduler: Scheduler, rows: Sequence[ShardRow], rooms: asyncio.TaskGroup) -> Never:
+        while not self._cluster_clock.is_set:
+            await self._cluster_clock.sleep(_STEP)
+            if self._told_to_end.is_set():
+                raise _Stopped
+        surfaces = self._listen(scheduler, rows)
+        self.scheduler = scheduler
+        scheduler.start(rooms)
+        if self._vigil is not None:
+            rooms.create_task(self._vigil.run(), name="vigil")
+        await self._told_to_end.wait()
+        until = self.clock.elapsed() + _DRAIN
+        await scheduler.hand_over(until)
+        scheduler.begin_drain()
+        await scheduler.finish_drain(until)
+        await surfaces.close()
+        raise _Stopped
+
+    def _listen(self, scheduler: Scheduler, rows: Sequence[ShardRow]) -> Surfaces:
+        """Serve clients, workers and the other nodes, and tell the others where."""
         behind = Behind(
             node_id=self.address,
             commands=scheduler.commands,
@@ -143,19 +193,26 @@ class Node:
             describe=partial(self._describe, scheduler),
             drain=self._told_to_end.set,
         )
-        surfaces = Surfaces(behind, has_peers=False)
+        surfaces = Surfaces(behind, has_peers=bool(self._etcd))
         self._serve_at(self.address, surfaces.api)
+        if surfaces.peer is not None:
+            self._serve_at(self._peer_address, surfaces.peer)
         self._leadership.introduce(self._member())
+        return surfaces
 
     def _serve_at(self, address: str, surface: Surface) -> None:
         handlers = [registration.handler_of(*service) for service in surface.servicers.items()]
         self._network.listen(address, self.process, handlers)
 
+    @property
+    def _peer_address(self) -> str:
+        return f"{self.address}:{_PEER_PORT}" if self._etcd else ""
+
     def _member(self) -> Member:
         return Member(
             node_id=self.address,
             address=self.address,
-            peer_address="",
+            peer_address=self._peer_address,
             version="simulated",
             wall_clock_offset=self._cluster_clock.wall_clock_offset(),
         )
@@ -165,4 +222,5 @@ class Node:
         return [member.wall_clock_offset for member in members if member.node_id != self.address]
 
     def _describe(self, scheduler: Scheduler) -> ClusterDescription:
-        return scheduler.describe(NodeDescription(self.address, self.address, "simulated"))
+        offset = self._cluster_clock.wall_clock_offset()
+        return scheduler.describe(NodeDescription(self.address, self.address, "simulated", wall_clock_offset=offset))

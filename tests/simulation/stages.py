@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from services.etcd import EtcdCluster
-from simulation import channels, machine
+from simulation import machine
 from simulation.clock import MachineClock
 from simulation.etcd import SimulatedEtcd
 from simulation.keyspace import Keyspace
@@ -70,7 +70,7 @@ def play_on_simulated(play: Play, folder: Path) -> None:
     def log(level: str, event: MutableMapping[str, Any]) -> None:
         pass
 
-    with machine.replaced(loop, 1, channels.opener(network), log, is_verbose=False):
+    with machine.replaced(network, 1, log, is_verbose=False):
         loop.run(play(_Simulated(etcd, MachineClock(loop))))
     assert not loop.failures
 

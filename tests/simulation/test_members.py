@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from services.waiting import running
-from simulation import channels, machine
+from simulation import machine
 from simulation.clock import MachineClock
 from simulation.etcd import SimulatedEtcd
 from simulation.loop import SimulationLoop
@@ -38,7 +38,7 @@ def _play(play: Callable[[SimulatedEtcd, MachineClock, EtcdClient], Coroutine[An
     def log(level: str, event: MutableMapping[str, Any]) -> None:
         pass
 
-    with machine.replaced(loop, seed, channels.opener(network), log, is_verbose=False):
+    with machine.replaced(network, seed, log, is_verbose=False):
         loop.run(main())
     assert not loop.failures
 

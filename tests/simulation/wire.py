@@ -124,7 +124,8 @@ class Pipe:
         self._source = source
         self._path = (host_of(source), host_of(target))
         self._deliver = deliver
-        self._queue: deque[Any] = deque()
+        self._queue: deque[tuple[Micros, Any]] = deque()
+        """What is on its way, with the times at which it should be there."""
         self._last: Micros = 0
         self._unread = 0
         self._has_room: asyncio.Future[None] | None = None
@@ -135,8 +136,9 @@ class Pipe:
             return
         self._unread += 1
         self._last = max(self._last, self._loop.now + self._weather.delay())
-        self._queue.append(item)
-        self._loop.after(self._last - self._loop.now, self._arrive)
+        self._queue.append((self._last, item))
+        if len(self._queue) == 1:
+            self._loop.after(self._last - self._loop.now, self._arrive)
 
     async def room(self) -> None:
         """Wait until the reader has read enough of what was sent."""
@@ -157,6 +159,10 @@ class Pipe:
 
     def _arrive(self) -> None:
         if self._weather.is_blocked(*self._path):
-            self._loop.after(_RETRANSMIT, self._arrive)
-        elif self._queue:
-            self._deliver(self._queue.popleft())
+            if self._queue:
+                self._loop.after(_RETRANSMIT, self._arrive)
+            return
+        while self._queue and self._queue[0][0] <= self._loop.now:
+            self._deliver(self._queue.popleft()[1])
+        if self._queue:
+            self._loop.after(self._queue[0][0] - self._loop.now, self._arrive)

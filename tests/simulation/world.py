@@ -12,7 +12,7 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from simulation import channels, machine
+from simulation import machine
 from simulation.checker import Checker, Violation
 from simulation.clock import MachineClock
 from simulation.etcd import SimulatedEtcd
@@ -70,7 +70,7 @@ def run(plan: Plan, *, is_verbose: bool = False) -> Result:
     gc.disable()
     try:
         world = World(plan, is_verbose=is_verbose)
-        with machine.replaced(world.loop, plan.seed, channels.opener(world.network), world.log, is_verbose=is_verbose):
+        with machine.replaced(world.network, plan.seed, world.log, is_verbose=is_verbose):
             try:
                 world.loop.run(world.live())
             except Deadlock:
@@ -132,7 +132,16 @@ class World:
         """Start a node at an address, in place of one that has ended there."""
         process = self._process(address)
         store = SimulatedStore(self._backing, self.links[address], process, self.loop.world.context, self.checker)
-        node = Node(self.plan.setup, address, process, self._clock(address), store, self.network, self.checker)
+        node = Node(
+            self.plan.setup,
+            address,
+            process,
+            self._clock(address),
+            store,
+            self.network,
+            self.checker,
+            self.etcd_hosts(),
+        )
         self.nodes[address] = node
         self.note(process.name, "starts")
         process.spawn(node.run(), process.name)
