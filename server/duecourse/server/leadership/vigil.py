@@ -57,9 +57,10 @@ class Vigil:
                     for other in self._membership.others()
                     if other.member.peer_address
                 }
-                for gone in watched.keys() - present.keys():
+                # In an order that is the same wherever it runs, so that a simulation can be repeated.
+                for gone in [key for key in watched if key not in present]:
                     watched.pop(gone).cancel()
-                for key in present.keys() - watched.keys():
+                for key in [key for key in present if key not in watched]:
                     watched[key] = group.create_task(self._watch(present[key]), name=f"vigil {key[1]}")
                 await self._changed.wait()
         raise AssertionError("it goes on for ever")
