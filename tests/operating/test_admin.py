@@ -19,12 +19,17 @@ class Node:
     port: int = 0
     is_live: bool = True
     why_not_ready: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @asynccontextmanager
 async def serving(node: Node, **limits: int) -> AsyncIterator[Node]:
     server = admin.AdminServer(
-        node.metrics, is_live=lambda: node.is_live, why_not_ready=lambda: node.why_not_ready, **limits
+        node.metrics,
+        is_live=lambda: node.is_live,
+        why_not_ready=lambda: node.why_not_ready,
+        notes=lambda: node.notes,
+        **limits,
     )
     async with server.serving("127.0.0.1", 0) as node.port:
         yield node
@@ -52,6 +57,13 @@ async def ask(node: Node, request: bytes) -> tuple[int, dict[str, str], bytes]:
 
 async def get(node: Node, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
     return await ask(node, f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+
+async def test_what_is_amiss_is_told_of_a_node_that_is_ready_too(node: Node) -> None:
+    node.notes = ("a clock is wrong", "so is another")
+    assert (await get(node, "/readyz"))[::2] == (200, b"ready\na clock is wrong\nso is another\n")
+    node.why_not_ready = "draining"
+    assert (await get(node, "/readyz"))[::2] == (503, b"not ready: draining\na clock is wrong\nso is another\n")
 
 
 async def test_metrics_are_served_as_prometheus_reads_them(node: Node) -> None:
