@@ -42,10 +42,14 @@ async def establish(client: EtcdClient, keys: Keys, store: TaskStore) -> Cluster
     # In this order: every epoch in these rows was given at a revision that etcd has reached when it is read.
     rows = await store.shards()
     found, revision = await _read(client, keys)
-    while found is None:
+    if found is None:
         await _create(client, keys, store, rows)
+    if found is None or not all(row.coordination for row in rows):
+        # It was made just now, by this node or another one.
         rows = await store.shards()
         found, revision = await _read(client, keys)
+    if found is None:
+        raise IdentityRefused(f"{keys.cluster.decode()} was deleted from etcd just now. If it is empty now, {REBIND}")
     _check(found, rows, revision)
     return found
 
@@ -120,8 +124,8 @@ def _ahead(cluster: Cluster, rows: Sequence[ShardRow], revision: int) -> ShardId
 
 
 def _names(rows: Sequence[ShardRow]) -> str:
-    names = sorted({row.coordination for row in rows})
-    return " and ".join(f"cluster {name}" if name else "no cluster yet" for name in names)
+    names = sorted({row.coordination for row in rows} - {""})
+    return " and ".join(f"cluster {name}" for name in names) or "no cluster yet"
 
 
 def _new_id() -> str:

@@ -33,7 +33,7 @@ from duecourse.timing.clock import Clock
 ELECTION_LOST: Final = "election_lost"
 
 _FIRST_PAUSE: Final[Micros] = 100 * bounds.MILLISECOND
-_LONGEST_PAUSE: Final[Micros] = 10 * bounds.SECOND
+_LONGEST_PAUSE: Final[Micros] = 30 * bounds.SECOND
 
 _log = logs.get("leadership")
 
@@ -61,6 +61,8 @@ class Seat:
         self._turns = turns
         self._claim: Claim | None = None
         self._refused_by: Stale | RaiseRefused | None = None
+        self._told: Stale | RaiseRefused | None = None
+        self._told_ahead: Stale | RaiseRefused | None = None
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -148,7 +150,11 @@ class Seat:
                 await self._news.wait()
 
     def _tell_refusal(self) -> None:
+        """Tell who refused, once for each."""
         by = self._refused_by
+        if by == self._told:
+            return
+        self._told = by
         if isinstance(by, RaiseRefused) and by.coordination not in ("", self._cluster.id):
             _log.error(
                 "shard_foreign",
@@ -162,7 +168,10 @@ class Seat:
     def _look_at_last_refusal(self, claim: Claim) -> None:
         """Tell if even a new claim is lower than the row that refused the last one."""
         by, self._refused_by = self._refused_by, None
-        if by is not None and claim.first is not None and claim.first <= by.epoch:
+        if by is None or claim.first is None or by == self._told_ahead:
+            return
+        if claim.first <= by.epoch:
+            self._told_ahead = by
             _log.error(
                 "store_ahead_of_etcd",
                 shard=self.shard,
