@@ -14,6 +14,7 @@ from services.tcp_proxy import Http2, TcpProxy
 
 from duecourse.model import bounds
 from duecourse.server.core.task import ShardId
+from duecourse.server.rpc.cluster_service import MAX_ASKING
 from duecourse.timing.clock import SystemClock
 from duecourse.v1 import cluster_service_pb2 as pb
 
@@ -126,6 +127,17 @@ async def test_a_peer_is_told_of_the_asked_node_alone(three: Several) -> None:
     assert [node.node_id for node in found.nodes] == ["a"]
     assert leaders(found) == ["a", "", "", ""]
     assert a.peer_calls == 0
+
+
+async def test_descriptions_that_cost_calls_of_others_are_bounded(three: Several) -> None:
+    a, b, c = three.nodes
+    async with TcpProxy("127.0.0.1", b.peer_port, Http2) as proxy:
+        three.introduce(a.member(), b.member(peer_address=f"127.0.0.1:{proxy.port}"), c.member())
+        proxy.cut()
+        calls = [a.cluster.GetCluster(pb.GetClusterRequest(), timeout=LONG) for _ in range(MAX_ASKING + 5)]
+        codes = [await call.code() for call in calls]
+    assert codes.count(grpc.StatusCode.OK) == MAX_ASKING
+    assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 5
 
 
 # DrainNode.

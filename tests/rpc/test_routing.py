@@ -251,6 +251,14 @@ async def test_the_node_itself_tries_again_what_it_can_no_longer_do(three: Sever
         assert (await submitting).created
 
 
+async def test_the_last_node_that_drains_says_so_at_once() -> None:
+    async with several(1) as nodes:
+        [a] = nodes.nodes
+        nodes.lead(a, 0)
+        a.commands.failure = errors.Draining()
+        assert (await refused(a, task_ids(0, 1)[0], LONG)).reason == "DRAINING"
+
+
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [

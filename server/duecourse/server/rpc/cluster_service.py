@@ -15,7 +15,7 @@ import grpc
 from grpc import aio
 
 from duecourse.model import bounds
-from duecourse.server.core.errors import DomainError, InvalidField, NodeNotFound, OutcomeUncertain
+from duecourse.server.core.errors import DomainError, InvalidField, NodeNotFound, OutcomeUncertain, Overloaded
 from duecourse.server.core.task import ShardId
 from duecourse.server.leadership import ClusterView, Member
 from duecourse.server.rpc import Describe, convert, present, status
@@ -27,7 +27,9 @@ from duecourse.server.rpc.relay import NotThere
 from duecourse.v1 import cluster_service_pb2 as pb
 from duecourse.v1 import cluster_service_pb2_grpc
 
+MAX_ASKING: Final = 32
 _DRAIN_SECONDS: Final = 5.0
+_ASKING: Final = "descriptions of the cluster"
 _WATCH: Final = "WatchCluster"
 _Context = aio.ServicerContext[Any, Any]
 
@@ -52,6 +54,7 @@ class ClusterService(cluster_service_pb2_grpc.ClusterServiceServicer):
         self._calls = calls
         self._drain_this = drain
         self._peers = peers
+        self._asking = 0
 
     async def GetCluster(  # noqa: N802
         self,
@@ -106,7 +109,12 @@ class ClusterService(cluster_service_pb2_grpc.ClusterServiceServicer):
     async def _ask(
         self, peers: Peers, members: Sequence[Member], seconds: float
     ) -> Mapping[str, pb.GetClusterResponse]:
-        """Ask other nodes for what they know of themselves, all at once; return the answers by name."""
+        """Ask other nodes for what they know of themselves, all at once; return the answers by name.
+
+        Raises Overloaded: calls of other nodes are not to be had for the asking.
+        """
+        if self._asking >= MAX_ASKING:
+            raise Overloaded(_ASKING)
         answers: dict[str, pb.GetClusterResponse] = {}
 
         async def ask(member: Member) -> None:
@@ -117,9 +125,13 @@ class ClusterService(cluster_service_pb2_grpc.ClusterServiceServicer):
             except DomainError:
                 pass
 
-        async with asyncio.TaskGroup() as group:
-            for member in members:
-                group.create_task(ask(member), name=f"ask {member.node_id}")
+        self._asking += 1
+        try:
+            async with asyncio.TaskGroup() as group:
+                for member in members:
+                    group.create_task(ask(member), name=f"ask {member.node_id}")
+        finally:
+            self._asking -= 1
         return answers
 
     def _merge(

@@ -147,7 +147,7 @@ class Routing:
                 await self._round(mutation, left, answers, max(0.0, seconds))
                 left = [item for item in left if isinstance(answers[item], _TRY_AGAIN)]
                 uncertain.update(item for item in left if isinstance(answers[item], errors.OutcomeUncertain))
-            if not left or time_left < _SHORTEST_TRY:
+            if not left or time_left < _SHORTEST_TRY or self._is_last(answers[left[0]]):
                 break
             await self._pause(news, min(next(waits), until - self._clock.elapsed()))
             if news.is_set():
@@ -200,6 +200,11 @@ class Routing:
             return await mutation.there(items, send, seconds)
         except errors.DomainError as error:
             return [error] * len(items)
+
+    def _is_last(self, error: errors.DomainError) -> bool:
+        """Tell whether this node drains and there is nobody to take over what it leads."""
+        others = [member for member in self._view.members() if member.node_id != self._node_id]
+        return isinstance(error, errors.Draining) and all(member.ineligible_reason for member in others)
 
     async def _pause(self, news: asyncio.Event, wait: Micros) -> None:
         """Wait for so long, or until there are news; not much less, since news come in crowds."""

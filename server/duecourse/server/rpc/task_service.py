@@ -5,7 +5,7 @@ the commands of other nodes' shards are carried out there; without one, as it is
 nodes send, this node carries out what it leads and refuses the rest.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -128,7 +128,9 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         if self._routing is None or not submissions:
             answers = iter(await self._commands.submit(submissions) if submissions else ())
         else:
-            indexes = [index for index, one in enumerate(parsed) if isinstance(one, Submission)]
+            indexes: Sequence[int] = range(len(parsed))
+            if len(submissions) != len(parsed):
+                indexes = [index for index in indexes if isinstance(parsed[index], Submission)]
             batch = Batch(self._commands, request, submissions, indexes)
             answers = iter(await self._routing.carry_out(batch, context.time_remaining()))
         response = task_service_pb2.SubmitTasksResponse()
