@@ -162,5 +162,7 @@ class Mirror:
 
     def _tell(self, changed: Collection[bytes]) -> None:
         if changed:
+            # In an order that is the same wherever it runs, so that a simulation can be repeated.
+            ordered = sorted(changed)
             for listener in self._listeners:
-                listener(changed)
+                listener(ordered)
