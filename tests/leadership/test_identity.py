@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from services.clustering import SHARDS, a_cluster
@@ -139,17 +140,9 @@ async def test_a_restored_etcd_under_running_nodes_is_said_and_leads_nothing(key
     async with a_cluster(own_etcd.endpoints[0], keys, store) as cluster:
         a = await cluster.start("a")
         await until(lambda: cluster.leads_all(a))
-        known = a.leadership.coordination
         # As if this etcd had given all these epochs, and had then fallen back.
         for shard in store._shards.values():
-            shard.row = type(shard.row)(
-                shard.row.shard,
-                shard.row.slot_from,
-                shard.row.slot_until,
-                known,
-                shard.Epoch(row.epoch << 20),
-                b"later",
-            )
+            shard.row = replace(shard.row, epoch=Epoch(shard.row.epoch << 20), holder=b"later")
         before = cluster.epochs()
         await until(lambda: not a.led)
         await until(lambda: all(not seat.is_elected for seat in a.leadership._seats.values()))
