@@ -130,7 +130,8 @@ class NodeProcess:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """Return what it has logged by that name."""
-        lines = self.log.read_text().splitlines()
+        # Whatever else there is comes from gRPC.
+        lines = (line for line in self.log.read_text().splitlines() if line.startswith("{"))
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
     def rss(self) -> int:
