@@ -177,10 +177,12 @@ class WorkersSoFar:
             with file.open("rb") as lines:
                 lines.seek(self._read.get(file, 0))
                 for line in lines:
-                    if line.endswith(b"\n"):
-                        event = WorkerEvent(**json.loads(line))
-                        self._events[event.task_id].append(event)
-                        self._read[file] = self._read.get(file, 0) + len(line)
+                    if not line.endswith(b"\n"):
+                        # Its end may come while we read, and would look like a line.
+                        break
+                    event = WorkerEvent(**json.loads(line))
+                    self._events[event.task_id].append(event)
+                    self._read[file] = self._read.get(file, 0) + len(line)
         return [event for event in self._events[task_id] if event.kind == kind]
 
 
