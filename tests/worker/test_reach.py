@@ -49,29 +49,40 @@ def test_a_stream_to_an_unknown_node_never_ends_one_that_works(machine: Machine)
     assert numbers(machine, "other seed") == [0]
 
 
-def test_an_address_that_led_to_a_node_with_another_stream_is_taken_for_unknown(machine: Machine) -> None:
-    machine.open("two", node_id="n1")
-    machine.close("two")
-    machine.open("seed", node_id="n1")
-    machine.open("two", welcome=False)
-    assert numbers(machine, "two") == [0]
-
-
-def test_a_node_that_is_known_and_has_no_other_stream_is_given_a_higher_number(machine: Machine) -> None:
+def test_only_the_address_that_the_cluster_knows_has_the_next_number_of_its_node(machine: Machine) -> None:
     machine.close("seed")
+    machine.open("seed", welcome=False)
+    assert numbers(machine, "seed") == [0]
     machine.open("one", welcome=False)
     assert numbers(machine, "one") == [1]
+
+
+def test_a_node_that_tells_of_no_cluster_is_known_by_where_it_was_found() -> None:
+    machine = Machine()
+    machine.open("seed", node_id="n1")
+    machine.close("seed")
     machine.open("seed", welcome=False)
-    assert numbers(machine, "seed") == [2]
+    assert numbers(machine, "seed") == [1]
+
+
+def test_an_address_whose_node_has_another_stream_is_taken_for_unknown(machine: Machine) -> None:
+    machine.open("one", welcome=False)
+    assert numbers(machine, "one") == [0]
 
 
 def test_a_refusal_that_names_the_node_lets_the_next_stream_replace_what_is_left_of_an_older_one() -> None:
     machine = Machine()
-    machine.open("seed", welcome=False)
+    machine.open("two", node_id="n2")
+    machine.hear("two", cluster_changed=nodes(n1="one", n2="two"))
+    for expected in (0, 1):
+        machine.open("seed", welcome=False)
+        assert numbers(machine, "seed") == [expected]
+        machine.close("seed")
+        machine.protocol.reach.met("seed", "n1")
+    machine.open("seed", node_id="n1")
     machine.close("seed")
-    machine.protocol.reach.met("seed", "n1")
     machine.open("seed", welcome=False)
-    assert numbers(machine, "seed") == [1]
+    assert numbers(machine, "seed") == [0]
 
 
 def test_of_two_streams_that_both_were_welcomed_by_a_node_the_newer_one_is_kept(machine: Machine) -> None:

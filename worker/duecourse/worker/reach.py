@@ -8,8 +8,9 @@ which node is at the other end, or the refusal of a second stream, so that:
   it leads is always wanted.
 - A node is one that any node we have a stream to lists: the list of one that is cut off from the others adds no more
   than futile dials. While we have no stream at all, the nodes that were listed last count.
-- Streams to a node are numbered, the higher one wins. At an address of which it is not known where it leads a stream
-  says 0, so that it never ends one that works; a refusal names the node.
+- Streams to a node are numbered, the higher one wins. Only at the address that the cluster knows a node by does a
+  stream have the node's next number. Any other may lead elsewhere than before, so that a stream says 0 and never ends
+  one that works; a refusal names the node, and if no other stream to it is ours, the next one there has its number.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,12 +34,16 @@ class Reach:
         """By the serial of a stream: what its node has listed, the latest last."""
         self._leads_to: dict[str, str] = {}
         """By address: the node that was last found there."""
+        self._refused: dict[str, str] = {}
+        """By address: the node that refused the last stream there, for another one of ours."""
         self._numbers: dict[str, int] = {}
         """By node: the highest number of a stream to it."""
 
     def number(self, address: str) -> int:
         """Return the number of the next stream that is opened at an address."""
-        node_id = self.node_at(address)
+        node_id = self._refused.get(address) or self._listed_at(address)
+        if not node_id and not self.members:
+            node_id = self._leads_to.get(address, "")
         if not node_id or self._is_served_elsewhere(node_id, address):
             return UNKNOWN
         number = self._numbers[node_id] = self._numbers.get(node_id, UNKNOWN) + 1
@@ -50,12 +55,13 @@ class Reach:
         if not node_id:
             return None
         self._leads_to[stream.address] = node_id
+        self._refused.pop(stream.address, None)
         self._numbers[node_id] = max(self._numbers.get(node_id, UNKNOWN), stream.number)
         return next((one for one in self._streams.values() if one.node_id == node_id and one is not stream), None)
 
     def met(self, address: str, node_id: str) -> None:
         """Note that a node at an address has refused a stream, since we have another one to it or had until now."""
-        self._leads_to[address] = node_id
+        self._leads_to[address] = self._refused[address] = node_id
 
     def listed(self, stream: NodeStream, nodes: Iterable[pb.WorkerNode]) -> None:
         """Take in a node's list of all nodes."""
@@ -70,16 +76,14 @@ class Reach:
 
     def node_at(self, address: str) -> str:
         """Return the name of the node at an address, as far as is known; else nothing."""
-        found = self._leads_to.get(address)
-        return found or next((node_id for node_id, at in self.members.items() if at == address), "")
+        return self._leads_to.get(address) or self._listed_at(address)
 
     def stream_at(self, address: str) -> NodeStream | None:
         """Return the stream to the node at an address, under whichever address it is reached."""
         stream = self._streams.get(address)
         if stream is None:
             # The cluster's word on an address counts more than what was found there once.
-            listed = next((node_id for node_id, at in self.members.items() if at == address), "")
-            stream = self._serving(listed or self._leads_to.get(address, ""))
+            stream = self._serving(self._listed_at(address) or self._leads_to.get(address, ""))
         return stream
 
     def wanted(self, seeds: Iterable[str]) -> list[str]:
@@ -97,6 +101,9 @@ class Reach:
     def missing(self) -> list[str]:
         """Return the names of nodes that there is no stream to."""
         return [node_id for node_id in self.members if self._serving(node_id) is None]
+
+    def _listed_at(self, address: str) -> str:
+        return next((node_id for node_id, at in self.members.items() if at == address), "")
 
     def _is_served_elsewhere(self, node_id: str, address: str) -> bool:
         stream = self._serving(node_id)
