@@ -39,7 +39,7 @@ class TermsChecked(Protocol):
         ...
 
     def check_succeeded(self) -> None:
-        """Note that the store confirmed all terms as of the last `check_began`."""
+        """Note that the store confirmed all terms that were led at the last `check_began` and still are."""
         ...
 
 
