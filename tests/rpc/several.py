@@ -130,10 +130,12 @@ class LedCommands:
         if submission.task_id in self.answers:
             return self.answers[submission.task_id]
         self._shelf.submitted_to[self._name] += 1
-        before = self._shelf.tasks.setdefault(TaskKey(submission.namespace, submission.task_id), submission)
+        key = TaskKey(submission.namespace, submission.task_id)
+        is_new = key not in self._shelf.tasks
+        before = self._shelf.tasks.setdefault(key, submission)
         if before.fingerprint != submission.fingerprint:
             return errors.TaskExists(submission.task_id)
-        return errors.OutcomeUncertain() if self.loses else Submitted(before.uid, created=before is submission)
+        return errors.OutcomeUncertain() if self.loses else Submitted(before.uid, created=is_new)
 
     async def _pause(self) -> None:
         if self.failure is not None:

@@ -6,18 +6,16 @@ batch is split.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.effects import Submitted
-from duecourse.server.core.errors import DomainError
+from duecourse.server.core.errors import DomainError, OutcomeUncertain
 from duecourse.server.core.task import ShardId, Submission
 from duecourse.server.rpc import Commands, convert, relay
 from duecourse.server.rpc.routing import Send
 from duecourse.v1 import task_pb2, task_service_pb2
-
-_UNANSWERED: Final = relay.NotThere("the other node left an item without an answer")
 
 
 class OneSubmission:
@@ -83,7 +81,7 @@ class Batch:
             self._answer(result, place, self._indexes[item])
             for place, (item, result) in enumerate(zip(items, response.results, strict=False))
         ]
-        return [*answers, *[_UNANSWERED] * (len(items) - len(answers))]
+        return [*answers, *[OutcomeUncertain()] * (len(items) - len(answers))]
 
     def _part(self, items: Sequence[int]) -> task_service_pb2.SubmitTasksRequest:
         """Return the request if all of it goes, else one of some of its tasks."""
@@ -101,6 +99,8 @@ class Batch:
         uid = submitted.uid
         if uid:
             return Submitted(uid, submitted.created)
+        if not result.HasField("error"):
+            return OutcomeUncertain()
         return relay.of_item(result.error, f"tasks[{place}]", f"tasks[{index}]")
 
 

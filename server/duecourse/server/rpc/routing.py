@@ -19,7 +19,7 @@ unless a later try has told. Requests that wait here for others are bounded in b
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -140,7 +140,7 @@ class Routing:
         uncertain = {item for item in left if isinstance(answers[item], errors.OutcomeUncertain)}
         waits = self._waits()
         while True:
-            news = self._news
+            before = self._leaders({mutation.shards[item] for item in left})
             time_left = until - self._clock.elapsed()
             if time_left >= _SHORTEST_TRY or answers[left[0]] is None:
                 seconds = min(time_left, max(time_left // 2, _PATIENT_TRY, mutation.at_least)) / bounds.SECOND
@@ -149,8 +149,8 @@ class Routing:
                 uncertain.update(item for item in left if isinstance(answers[item], errors.OutcomeUncertain))
             if not left or time_left < _SHORTEST_TRY or self._is_last(answers[left[0]]):
                 break
-            await self._pause(news, min(next(waits), until - self._clock.elapsed()))
-            if news.is_set():
+            wanted = {mutation.shards[item]: before[mutation.shards[item]] for item in left}
+            if await self._pause(wanted, min(next(waits), until - self._clock.elapsed())):
                 waits = self._waits()
         for item in {*left, *uncertain}:
             if isinstance(answers[item], errors.DomainError):
@@ -206,14 +206,24 @@ class Routing:
         others = [member for member in self._view.members() if member.node_id != self._node_id]
         return isinstance(error, errors.Draining) and all(member.ineligible_reason for member in others)
 
-    async def _pause(self, news: asyncio.Event, wait: Micros) -> None:
-        """Wait for so long, or until there are news; not much less, since news come in crowds."""
+    async def _pause(self, before: Mapping[ShardId, str], wait: Micros) -> bool:
+        """Wait for so long, or until one of the shards has another leader than before; True: it has.
+
+        It is never much shorter, since news come in crowds, and so do those who wait for them.
+        """
         await self._clock.sleep(min(wait, bounds.FIRST_FORWARD_WAIT))
         try:
             async with asyncio.timeout(max(0, wait - bounds.FIRST_FORWARD_WAIT) / bounds.SECOND):
-                await news.wait()
+                while self._leaders(before) == before:
+                    await self._news.wait()
         except TimeoutError:
-            pass
+            return False
+        return True
+
+    def _leaders(self, shards: Iterable[ShardId]) -> dict[ShardId, str]:
+        """Return where each shard is led, empty if nobody knows."""
+        leaders = {shard: self._view.leader(shard) for shard in shards}
+        return {shard: leader.peer_address if leader else "" for shard, leader in leaders.items()}
 
     def _verdict(self, shard: ShardId, error: errors.DomainError, *, is_uncertain: bool) -> errors.DomainError:
         """Turn an item's last error into what all its tries together say."""
