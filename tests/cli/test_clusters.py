@@ -171,7 +171,7 @@ def test_a_node_that_is_not_there_cannot_be_drained(duecourse: CommandLine, node
     node.script("DrainNode", Status(grpc.StatusCode.NOT_FOUND, "NODE_NOT_FOUND", "there is no node node-9"))
     result = duecourse("node", "drain", "node-9")
     assert result.exit_code == 1
-    assert "there is no node node-9" in result.stderr
+    assert "there is no node node-9: `duecourse cluster status` lists those that there are" in result.stderr
 
 
 def test_the_only_node_that_was_asked_may_drain_itself(duecourse: CommandLine, node: ScriptedNode) -> None:

@@ -41,10 +41,12 @@ def status(
 ) -> None:
     """Show the nodes, what they lead, what waits for workers, and their clocks.
 
-    A node that does not answer the one that is asked, or leads nothing for a reason of its own, says so under standing.
-    Clock: how far the node's wall clock is from the cluster's, by which tasks fire.
+    A node that does not answer the one that is asked, or leads nothing for a
+    reason of its own, says so under standing. Clock: how far the node's wall
+    clock is from the cluster's, by which tasks fire.
 
-    Exit code 1: a shard has no leader, so that its tasks wait. With --watch: 0, at Ctrl-C.
+    Exit code 1: a shard has no leader, so that its tasks wait. With --watch: 0,
+    at Ctrl-C.
     """
     with connection.session(address, "default", timeout) as session:
         if watch:

@@ -66,6 +66,8 @@ def explain(failure: "DuecourseError", address: str) -> str:
             return f"{what}: check the id and --namespace"
         case client.TaskExists():
             return f"{what}: choose another --id"
+        case client.Refused(reason="NODE_NOT_FOUND"):
+            return f"{what}: `duecourse cluster status` lists those that there are"
         case _ if failure.field and failure.field not in what:
             return f"{failure.field}: {what}"
         case _:

@@ -42,8 +42,9 @@ def drain(
 ) -> None:
     """Have a node hand its shards over and end, and wait until it has gone.
 
-    It grants nothing more for a shard that it hands over, tells its workers, lets running calls end, and ends with exit
-    code 0. Attempts go on: their workers report to the new leaders. Any node of the cluster can be asked.
+    It grants nothing more for a shard that it hands over, tells its workers,
+    lets running calls end, and ends with exit code 0. Attempts go on: their
+    workers report to the new leaders. Any node of the cluster can be asked.
     """
     limit = values.duration("--timeout", timeout)
     with connection.session(address, "default", timeout) as session:

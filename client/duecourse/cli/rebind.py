@@ -48,11 +48,13 @@ def rebind(
 ) -> None:
     """Give a store to a new cluster in etcd, or to a solo node. All nodes must be stopped.
 
-    For when nodes refuse to start because store and etcd do not agree (etcd was emptied, or restored from an older
-    copy), to move to another etcd, and to make one solo node several, or several one. Tasks stay as they are; what
+    For when nodes refuse to start because store and etcd do not agree (etcd was
+    emptied, or restored from an older copy), to move to another etcd, and to
+    make one solo node several, or several one. Tasks stay as they are; what
     workers run goes on, and is adopted by the next leaders.
 
-    Takes the settings of a node: its variables, the file of DUECOURSE_CONFIG, or these options.
+    Takes the settings of a node: its variables, the file of DUECOURSE_CONFIG,
+    or these options.
     """
     given = {
         "coordination": "solo" if to_solo else "etcd",

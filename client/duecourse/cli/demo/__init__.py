@@ -26,10 +26,12 @@ def demo(
 ) -> None:
     """See it work, in about a minute: reminders, a worker, and the scheduler killed by SIGKILL in the middle.
 
-    Starts Postgres, a node and a worker as child processes in a temporary folder, and leaves nothing behind. With
-    --nodes 3 also an etcd, by which the nodes that are left take over what the killed one led.
+    Starts Postgres, a node and a worker as child processes in a temporary
+    folder, and leaves nothing behind. With --nodes 3 also an etcd, by which the
+    nodes that are left take over what the killed one led.
 
-    Exit codes: 0 all promises kept, 1 one was broken, or something did not start.
+    Exit codes: 0 all promises kept, 1 one was broken, or something did not
+    start.
     """
     # The calls that a killed scheduler leaves behind are expected.
     connection.quieten()
