@@ -175,6 +175,8 @@ class ClusterOfNodes(Cluster):
                     return self.clock.elapsed() - began
             except sdk.DuecourseError as error:
                 seen = error
+            for node in nodes:
+                assert node.child.is_running, f"{node.name} {node.child.how_it_ended()}: {node.end_of_log()}"
             assert self.clock.elapsed() - began < limit, f"{sorted(names)} do not lead all shards: {seen}"
             await self.clock.sleep(_POLL)
 

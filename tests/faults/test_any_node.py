@@ -5,8 +5,9 @@ import re
 import signal
 from datetime import timedelta
 
+import pytest
 from faults.cluster import NodeProcess
-from faults.cluster_of_nodes import ClusterOfNodes
+from faults.cluster_of_nodes import ClusterOfNodes, Link
 from faults.conftest import StartCluster
 
 from duecourse import client as sdk
@@ -94,6 +95,24 @@ async def test_no_request_fails_while_all_nodes_are_restarted_in_turn(start_clus
             await cluster.until_led(*cluster.nodes)
         over.set()
     assert submitted > 20
+
+
+async def test_a_leader_that_other_nodes_do_not_reach_is_named_to_clients_that_do(start_cluster: StartCluster) -> None:
+    cluster = await start_cluster(links={"node-3": (Link.PEERS,)})
+    asked, _, cut_off = cluster.nodes
+    lonely = sorted(await cluster.leads(cut_off))
+    async with sdk.Client(asked.address) as client, sdk.Client(asked.address, follows_leaders=False) as led_on:
+        await client.submit(a_task(cluster.id_in(lonely[0], "before")))
+        cluster.links[cut_off.name][Link.PEERS].cut()
+        for shard in lonely:
+            assert (await client.submit(a_task(cluster.id_in(shard, "direct")))).created
+        with pytest.raises((sdk.Unavailable, sdk.OutcomeUncertain)):
+            await led_on.submit(a_task(cluster.id_in(lonely[0], "led-on")), timeout=timedelta(seconds=3))
+        node = next(node for node in (await client.cluster()).nodes if node.node_id == cut_off.name)
+        assert not node.answered
+        assert cluster.links[cut_off.name][Link.PEERS].faults["cut"]
+        cluster.links[cut_off.name][Link.PEERS].heal()
+        assert await led_on.submit(a_task(cluster.id_in(lonely[0], "led-on")), timeout=timedelta(seconds=20))
 
 
 async def test_a_node_is_drained_by_way_of_another(start_cluster: StartCluster) -> None:

@@ -1,4 +1,4 @@
-"""Leaders that get no time to run: others take over meanwhile, and what the paused one still does counts for nothing."""
+"""Leaders that get no time to run: others take over, and what the paused one still does counts for nothing."""
 
 import pytest
 from faults.cluster import frozen

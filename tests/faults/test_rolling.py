@@ -1,4 +1,4 @@
-"""Nodes of a cluster that are told to end: one after the other under load, twice, by DrainNode, and while etcd is away."""
+"""Nodes of a cluster that are told to end: one after the other under load, by DrainNode, and while etcd is away."""
 
 import signal
 

@@ -26,6 +26,7 @@ from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.etcd import embedded
 from duecourse.server.etcd.embedded import HOST
+from duecourse.server.etcd.keys import end_of
 from duecourse.timing.clock import SystemClock
 
 START_LIMIT: Final = 30 * bounds.SECOND
@@ -235,6 +236,12 @@ class EtcdCluster:
         """Read a key, as an outsider."""
         found = (await self._ask("kv/range", {"key": text(key)})).get("kvs")
         return base64.b64decode(found[0].get("value", "")) if found else None
+
+    async def first(self, prefix: bytes) -> tuple[bytes, int]:
+        """Return the key that was made first of those that begin so, and the lease that it goes with."""
+        body = {"key": text(prefix), "range_end": text(end_of(prefix)), "sort_target": "CREATE", "sort_order": "ASCEND"}
+        found = (await self._ask("kv/range", body))["kvs"][0]
+        return base64.b64decode(found["key"]), int(found.get("lease", 0))
 
     async def _ask(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
         # The first that answers: others may be frozen or down.

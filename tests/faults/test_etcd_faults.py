@@ -1,0 +1,146 @@
+"""Faults of etcd, by which nodes agree who leads: away, without a member, its keys and leases and history gone."""
+
+import pytest
+from faults.cluster_of_nodes import ClusterOfNodes, Link
+from faults.conftest import StartCluster
+from services.etcd import EtcdCluster
+from services.postgres import SHARDS
+
+from duecourse.model import bounds
+from duecourse.server.core.task import ShardId
+from duecourse.server.etcd.keys import Keys
+
+
+async def _epochs(cluster: ClusterOfNodes) -> dict[int, int]:
+    rows = await cluster.store.fetch("SELECT shard, epoch FROM duecourse.shard")
+    return {row["shard"]: row["epoch"] for row in rows}
+
+
+async def test_a_member_that_dies_or_freezes_moves_no_shard(
+    start_cluster: StartCluster, etcd_of_three: EtcdCluster, is_long: bool
+) -> None:
+    # An etcd of three elects a leader within 2.2 s.
+    cluster = await start_cluster(own_etcd=etcd_of_three, session="6s")
+    cluster.start_worker()
+    before = await _epochs(cluster)
+    async with cluster.load():
+        await cluster.recovers("the start")
+        for _ in range(5 if is_long else 1):
+            leader = await etcd_of_three.leader()
+            leader.kill()
+            await cluster.recovers("the death of etcd's leader")
+            await cluster.clock.sleep(7 * bounds.SECOND)
+            await etcd_of_three.start()
+            follower = next(member for member in etcd_of_three.members if member is not leader)
+            follower.freeze()
+            await cluster.clock.sleep(7 * bounds.SECOND)
+            await cluster.recovers("a frozen member")
+            follower.thaw()
+            await etcd_of_three.wait_healthy()
+    assert await _epochs(cluster) == before
+    await cluster.settle()
+
+
+async def test_without_etcd_firing_goes_on_and_with_it_everything_does(
+    start_cluster: StartCluster, own_etcd: EtcdCluster, is_long: bool
+) -> None:
+    cluster = await start_cluster(own_etcd=own_etcd)
+    cluster.start_worker("one")
+    cluster.start_worker("two")
+    before = await _epochs(cluster)
+    away = (30 if is_long else 8) * bounds.SECOND
+    async with cluster.load(), cluster.client() as client:
+        await cluster.recovers("the start")
+        asks = cluster.ask_many("meanwhile", 100, away - 2 * bounds.SECOND, after=bounds.SECOND)
+        await client.submit(*asks)
+        own_etcd.kill()
+        began = cluster.clock.elapsed()
+        assert await cluster.recovers("the loss of etcd, still away") < 2 * bounds.SECOND
+        await cluster.until_started(*(ask.task_id for ask in asks), limit=away)
+        await cluster.clock.sleep(max(0, began + away - cluster.clock.elapsed()))
+        assert await _epochs(cluster) == before, "shards moved without etcd"
+        await own_etcd.start()
+        await cluster.until_led(*cluster.nodes)
+        # And it counts again, for those that were there all the time.
+        cluster.nodes[2].kill()
+        await cluster.recovers("kill -9 after the return of etcd")
+        await cluster.nodes[2].start()
+        await cluster.until_led(*cluster.nodes)
+    due = {ask.task_id: ask.run_at or 0 for ask in asks}
+    late = max(cluster.starts(task_id)[0].wall - run_at for task_id, run_at in due.items())
+    print(f"latest without etcd: {late // bounds.MILLISECOND} ms")
+    assert late < bounds.SECOND
+    await cluster.settle()
+
+
+async def test_a_node_whose_lease_is_revoked_gives_way_at_once_and_comes_back(
+    start_cluster: StartCluster, etcd: EtcdCluster, is_long: bool
+) -> None:
+    cluster = await start_cluster()
+    cluster.start_worker()
+    async with cluster.load():
+        for number in range(10 if is_long else 1):
+            await cluster.recovers("the start")
+            node = cluster.nodes[number % 3]
+            led = await cluster.leads(node)
+            before = await _epochs(cluster)
+            _, lease = await etcd.first(Keys(cluster.etcd_prefix).member(node.name))
+            await etcd.revoke(lease)
+            await cluster.recovers(f"the revocation of {node.name}'s lease")
+            await cluster.until_led(*cluster.nodes)
+            after = await _epochs(cluster)
+            assert all(after[shard] > before[shard] for shard in led), "the fault did not fire"
+            assert len(node.logged("session_lost")) > number // 3
+    await cluster.settle()
+    assert all(node.child.is_running for node in cluster.nodes)
+
+
+async def test_a_leader_whose_election_key_is_deleted_gives_way_at_once(
+    start_cluster: StartCluster, etcd: EtcdCluster, is_long: bool
+) -> None:
+    cluster = await start_cluster()
+    cluster.start_worker()
+    keys = Keys(cluster.etcd_prefix)
+    async with cluster.load():
+        for _ in range(10 if is_long else 1):
+            await cluster.recovers("the start")
+            before = await _epochs(cluster)
+            for shard in range(SHARDS):
+                key, _ = await etcd.first(keys.election(ShardId(shard)))
+                assert await etcd.delete(key) == 1
+            await cluster.recovers("the loss of all election keys")
+            await cluster.until_led(*cluster.nodes)
+            after = await _epochs(cluster)
+            assert all(after[shard] > before[shard] for shard in range(SHARDS))
+    ended = [line for node in cluster.nodes for line in node.logged("term_ended")]
+    assert sum(line["reason"] == "election_lost" for line in ended) >= SHARDS
+    await cluster.settle()
+
+
+@pytest.mark.parametrize("meanwhile", ["a node leaves", "a node comes"])
+async def test_a_watch_that_finds_its_history_compacted_misses_nothing(
+    start_cluster: StartCluster, own_etcd: EtcdCluster, meanwhile: str
+) -> None:
+    cluster = await start_cluster(own_etcd=own_etcd, session="10s", links={"node-1": (Link.ETCD,)})
+    first, second, third = cluster.nodes
+    cluster.start_worker()
+    if meanwhile == "a node comes":
+        third.kill()
+        await cluster.until_led(first, second)
+    async with cluster.load():
+        await cluster.recovers("the start")
+        cluster.links[first.name][Link.ETCD].cut()
+        await cluster.clock.sleep(bounds.SECOND)
+        if meanwhile == "a node comes":
+            await third.start()
+        else:
+            third.kill()
+            await cluster.clock.sleep(bounds.SECOND)
+        await own_etcd.compact(await own_etcd.put(b"/something/else", b""))
+        assert cluster.links[first.name][Link.ETCD].faults["cut"]
+        cluster.links[first.name][Link.ETCD].heal()
+        there = cluster.nodes if meanwhile == "a node comes" else [first, second]
+        await cluster.until_led(*there)
+        await cluster.recovers("a compaction")
+    assert first.logged("etcd_watch_compacted"), "nothing that it missed was compacted"
+    await cluster.settle()
