@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -14,6 +15,9 @@ from services.coordinating import a_node
 from services.etcd import EtcdCluster
 from services.postgres import SHARDS
 
+from duecourse.cli.launcher.children import Nursery
+from duecourse.cli.launcher.nodes import LocalNode
+from duecourse.cli.launcher.ports import free_port
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.etcd.client import EtcdClient
 from duecourse.server.etcd.keys import Keys
@@ -70,6 +74,12 @@ class Store:
         return await asyncio.to_thread(
             subprocess.run, command, capture_output=True, text=True, env=environment, timeout=60
         )
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as one:
+        yield one
 
 
 @pytest_asyncio.fixture
@@ -160,3 +170,38 @@ async def test_an_etcd_has_to_be_named(store: Store) -> None:
     ended = await store.rebind(endpoints="")
     assert ended.returncode == 2
     assert "DUECOURSE_ETCD_ENDPOINTS" in ended.stderr
+
+
+async def test_nodes_refuse_what_does_not_agree_and_run_once_it_was_rebound(
+    store: Store, nursery: Nursery, tmp_path: Path
+) -> None:
+    log = tmp_path / "node.log"
+    node = LocalNode(nursery, SystemClock(), "node-1", free_port(), free_port(), log)
+    solo = {"postgres_dsn": store.dsn, "coordination": "solo", "drain": "1s", "session": "2s"}
+    clustered = solo | {
+        "coordination": "etcd",
+        "etcd_endpoints": store.endpoints,
+        "etcd_prefix": store.prefix,
+    }
+
+    async def runs(settings: dict[str, str]) -> None:
+        node.launch(settings)
+        await node.ready()
+        await node.stop()
+        assert node.process.returncode == 0, log.read_text()
+
+    async def is_refused(settings: dict[str, str], code: int) -> None:
+        node.launch(settings)
+        async with asyncio.timeout(60):
+            assert await node.process.wait() == code, log.read_text()
+        assert "duecourse store rebind" in log.read_text()
+        log.write_text("")
+
+    await runs(solo)
+    await is_refused(clustered, 5)
+    assert (await store.rebind()).returncode == 0
+    await is_refused(solo, 5)
+    await runs(clustered)
+    assert (await store.rebind("--to-solo")).returncode == 0
+    await runs(solo)
+    assert (await fsck.check(store.dsn)).is_sound

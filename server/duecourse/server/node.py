@@ -25,7 +25,7 @@ from duecourse.server.clock.cluster_clock import ClusterClock
 from duecourse.server.config import CoordinationKind, Settings
 from duecourse.server.etcd.errors import EtcdError
 from duecourse.server.failpoints import Failpoints
-from duecourse.server.leadership import DuplicateNode, Leadership, Member, Superseded, vigil
+from duecourse.server.leadership import DuplicateNode, Leadership, Member, Superseded, identity, vigil
 from duecourse.server.leadership.clustered import Clustered
 from duecourse.server.leadership.identity import IdentityRefused
 from duecourse.server.leadership.solo import Solo
@@ -113,6 +113,8 @@ async def _make_node(settings: Settings, told_to_end: asyncio.Event, stack: Asyn
     if settings.coordination is CoordinationKind.ETCD:
         client = await stack.enter_async_context(opening.etcd_client(settings, local))
         meeting = await opening.meet(settings, client, store, local)
+    else:
+        identity.check_solo(rows)
     return Node(settings, store, rows, local, meeting, told_to_end)
 
 

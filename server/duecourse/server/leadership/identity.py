@@ -25,6 +25,7 @@ from duecourse.server.etcd import transaction
 from duecourse.server.etcd.client import EtcdClient
 from duecourse.server.etcd.keys import Cluster, Keys, format_cluster, parse_cluster
 from duecourse.server.leadership import RAISES_PER_CLAIM
+from duecourse.server.leadership.solo import COORDINATION
 from duecourse.server.storage import ShardRow, TaskStore
 from duecourse.server.telemetry import logs
 
@@ -52,6 +53,15 @@ async def establish(client: EtcdClient, keys: Keys, store: TaskStore) -> Cluster
         raise IdentityRefused(f"{keys.cluster.decode()} was deleted from etcd just now. If it is empty now, {REBIND}")
     _check(found, rows, revision)
     return found
+
+
+def check_solo(rows: Sequence[ShardRow]) -> None:
+    """Raise IdentityRefused if the store belongs to a cluster, and not to a node that is alone."""
+    if any(row.coordination not in ("", COORDINATION) for row in rows):
+        raise IdentityRefused(
+            f"the store belongs to {_names(rows)}: set coordination to etcd; or, if one node is to go on alone, stop all"
+            " nodes and run `duecourse store rebind --to-solo`"
+        )
 
 
 def first_epoch(cluster: Cluster, revision: int) -> Epoch:
