@@ -89,6 +89,8 @@ class LedCommands:
         self.loses: bool = False
         """Whether commands are carried out and their answers lost."""
         self.wait: Callable[[], Awaitable[object]] | None = None
+        self.mood: Callable[[], errors.DomainError | None] = lambda: None
+        """What becomes of the next submission: nothing is done, and that told, or all is well."""
         self.answers: dict[str, errors.DomainError] = {}
         self.cancel_waits: list[Micros] = []
         self._name = name
@@ -129,6 +131,9 @@ class LedCommands:
             return errors.NoLeader(submission.shard)
         if submission.task_id in self.answers:
             return self.answers[submission.task_id]
+        mood = self.mood()
+        if mood is not None:
+            return mood
         self._shelf.submitted_to[self._name] += 1
         key = TaskKey(submission.namespace, submission.task_id)
         is_new = key not in self._shelf.tasks

@@ -1,14 +1,17 @@
 """Any node answers any request: what is sent on, what is tried again, and what is said in the end."""
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import pytest
 import pytest_asyncio
 from grpc import aio
 from rpc.edge import Told, told
-from rpc.several import LONG, Several, SmallNode, several, task_ids
+from rpc.several import LONG, SHARDS, Several, SmallNode, several, task_ids
 from services import waiting
 from services.tcp_proxy import Http2, TcpProxy
 
@@ -17,6 +20,7 @@ from duecourse.server.core import errors
 from duecourse.server.core.task import ShardId, TaskKey
 from duecourse.server.rpc.peers import Peers
 from duecourse.server.rpc.relay import NotThere
+from duecourse.timing.clock import SystemClock
 from duecourse.v1 import error_reason_pb2, task_pb2, task_service_pb2
 
 Method = aio.StreamStreamMultiCallable[bytes, bytes]
@@ -316,6 +320,53 @@ async def test_only_the_items_whose_leader_is_missing_fail(three: Several) -> No
     response = await three.nodes[0].tasks.SubmitTasks(task_service_pb2.SubmitTasksRequest(tasks=tasks), timeout=1)
     assert reasons(response) == ["", "", "", "NO_LEADER"]
     assert response.results[3].error.HasField("retry_delay")
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_the_answers_are_true(three: Several, seed: int) -> None:
+    source = random.Random(f"routing {seed}")
+    moods = [None, None, errors.OutcomeUncertain(), errors.StoreFailed("away"), errors.Overloaded("x")]
+    over = asyncio.Event()
+
+    def mood_of(node: SmallNode) -> errors.DomainError | None:
+        node.commands.loses = source.random() < 0.3
+        return source.choice(moods)
+
+    async def confuse() -> None:
+        """Move shards, and have nodes believe what is not so."""
+        while not over.is_set():
+            node = source.choice([*three.nodes, None])
+            three.lead(node, source.randrange(SHARDS))
+            deceived = source.choice(three.nodes)
+            deceived.view.leaders[ShardId(source.randrange(SHARDS))] = source.choice("abcz")
+            deceived.view.tell()
+            await SystemClock().sleep(source.randrange(30 * bounds.MILLISECOND))
+
+    async def ask(node: SmallNode, names: list[str]) -> list[tuple[str, str]]:
+        request = task_service_pb2.SubmitTasksRequest(tasks=map(a_task, names))
+        response = await node.tasks.SubmitTasks(request, timeout=1)
+        return list(zip(names, reasons(response), strict=True))
+
+    for node in three.nodes:
+        node.commands.mood = partial(mood_of, node)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(confuse())
+        calls = [
+            group.create_task(ask(source.choice(three.nodes), [f"{number}-{item}" for item in range(8)]))
+            for number in range(60)
+        ]
+        await asyncio.wait(calls)
+        over.set()
+    told_by = Counter(reason for call in calls for _, reason in call.result())
+    stored = {key.task_id for key in three.shelf.tasks}
+    for call in calls:
+        for name, reason in call.result():
+            if reason == "":
+                assert name in stored, "acknowledged and lost"
+            elif reason != "OUTCOME_UNCERTAIN":
+                assert name not in stored, f"{reason} says that surely nothing was applied"
+    assert told_by[""], told_by
+    assert told_by.keys() >= {"OUTCOME_UNCERTAIN", "STORE_UNAVAILABLE", "OVERLOADED"}, told_by
 
 
 # Networks.
