@@ -86,7 +86,7 @@ async def test_a_store_that_a_solo_node_led_is_refused_until_it_is_rebound(
     client: EtcdClient, keys: Keys, store: MemoryStore
 ) -> None:
     await store.raise_epochs("solo", [RaiseRequest(ShardId(0), b"holder")], 1)
-    with pytest.raises(IdentityRefused, match="belongs to cluster solo"):
+    with pytest.raises(IdentityRefused, match="belongs to a solo node"):
         await establish(client, keys, store)
     cluster = await rebind(client, keys, store)
     assert await establish(client, keys, store) == cluster

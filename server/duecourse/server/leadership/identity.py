@@ -59,8 +59,8 @@ def check_solo(rows: Sequence[ShardRow]) -> None:
     """Raise IdentityRefused if the store belongs to a cluster, and not to a node that is alone."""
     if any(row.coordination not in ("", COORDINATION) for row in rows):
         raise IdentityRefused(
-            f"the store belongs to {_names(rows)}: set coordination to etcd; or, if one node is to go on alone, stop all"
-            " nodes and run `duecourse store rebind --to-solo`"
+            f"the store belongs to {_names(rows)}: set coordination to etcd; or, if one node is to go on alone, stop"
+            " all nodes and run `duecourse store rebind --to-solo`"
         )
 
 
@@ -135,7 +135,8 @@ def _ahead(cluster: Cluster, rows: Sequence[ShardRow], revision: int) -> ShardId
 
 def _names(rows: Sequence[ShardRow]) -> str:
     names = sorted({row.coordination for row in rows} - {""})
-    return " and ".join(f"cluster {name}" for name in names) or "no cluster yet"
+    whose = ("a solo node" if name == COORDINATION else f"cluster {name}" for name in names)
+    return " and ".join(whose) or "no cluster yet"
 
 
 def _new_id() -> str:
