@@ -121,6 +121,9 @@ def _welcome(local: "LocalCluster") -> None:
         for node in local.nodes
     ]
     if len(local.nodes) > 1:
-        lines += ["", f"Kill one, `kill -9 {local.nodes[-1].process.pid}`, and see: `duecourse cluster status --watch`."]
+        lines += [
+            "",
+            f"Kill one, `kill -9 {local.nodes[-1].process.pid}`, and see: `duecourse cluster status --watch`.",
+        ]
     for line in [*lines, "", "Ctrl-C stops everything.", ""]:
         output.tell(line)
