@@ -111,8 +111,8 @@ class Checker:
         self.grants: dict[bytes, Grant] = {}
         self.violations: list[Violation] = []
         self.coverage: Counter[str] = Counter()
-        self.raises: list[Process] = []
-        """Who began terms, in order, each change once."""
+        self.changes_of_leader = 0
+        """How often another process than before began a term of a shard."""
         self.reference = Reference(loop)
         """The store's clock."""
         self.strike: Callable[[str, Process], None] = lambda moment, process: None
@@ -165,8 +165,7 @@ class Checker:
                 self.fail("S6", f"epoch {answer.fence.epoch} of shard {shard} after {before[0].epoch}")
             self._rows[shard] = (answer.fence, process, self._loop.now)
             self._note(process.name, f"leads shard {shard} in epoch {answer.fence.epoch}")
-            if not self.raises or self.raises[-1] is not process:
-                self.raises.append(process)
+            self.changes_of_leader += before is not None and before[1] is not process
         self.strike("raised", process)
 
     def purged(self, process: Process, fence: Fence, ended_before: Micros) -> None:
@@ -182,6 +181,16 @@ class Checker:
             end_time = record.progress.end_time
             if record.progress.state not in TERMINAL or end_time is None or end_time >= ended_before:
                 self.fail("S1", f"{key.task_id} was deleted as {record.progress.state}", key)
+
+    def holder(self, shard: ShardId) -> Process | None:
+        """Return who began the latest term of a shard."""
+        row = self._rows.get(shard)
+        return None if row is None else row[1]
+
+    def led_since(self, shard: ShardId) -> Micros:
+        """Return when the latest term of a shard began."""
+        row = self._rows.get(shard)
+        return 0 if row is None else row[2]
 
     def superseded(self, process: Process) -> None:
         """Check that a node that gave up because of another one was right."""

@@ -181,7 +181,9 @@ class Submitter:
         self.has_ended = True
 
     async def _at(self, at: Micros, act: Callable[[], object]) -> None:
-        await self._clock.sleep(at - self._loop.now)
+        come: asyncio.Future[None] = self._loop.create_future()
+        self._loop.call_later(max(0, at - self._loop.now) / bounds.SECOND, come.set_result, None)
+        await come
         for _ in range(3):
             try:
                 await act()  # type: ignore[misc]

@@ -207,7 +207,7 @@ class Plan:
     faults: Sequence[FaultPlan]
 
 
-def draw(seed: int, kind: Kind = Kind.SOLO) -> Plan:
+def draw(seed: int, kind: Kind = Kind.CLUSTER) -> Plan:
     """Draw the plan of a seed."""
     source = random.Random(f"{seed} plan" if kind is Kind.SOLO else f"{seed} {kind} plan")
     setup = _setup(source, kind)
@@ -237,7 +237,7 @@ def _setup(source: random.Random, kind: Kind) -> Setup:
         retention=source.choice((bounds.HOUR, bounds.HOUR, 5 * bounds.SECOND)),
         step=source.choice((1, 5, 40)),
         is_shuffled=source.random() < 0.5,
-        duration=source.randint(30, 45) * bounds.SECOND,
+        duration=source.randint(30, 45 if is_solo else 38) * bounds.SECOND,
         leaves_paused=source.random() < 0.5,
         leaving=Leaving.NOTHING if is_solo else source.choice((Leaving.NOTHING, *Leaving)),
     )

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; returns the exit code."""
     parser = argparse.ArgumentParser(prog="simulation.run", description="Run the simulation.")
     parser.add_argument("--seeds", default="0:2000", help="one seed, or a range FROM:UNTIL (default: 0:2000)")
-    parser.add_argument("--kind", type=Kind, choices=list(Kind), default=Kind.SOLO, help="of cluster (default: solo)")
+    parser.add_argument("--kind", type=Kind, choices=list(Kind), default=Kind.CLUSTER, help="(default: cluster)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument("--trace", action="store_true", help="run one seed and show what happened")
     parser.add_argument("--all", action="store_true", help="with --trace: show everything")

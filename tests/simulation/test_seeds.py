@@ -17,7 +17,10 @@ from duecourse.timing.clock import SystemClock
 _TESTS: Final = Path(__file__).parent.parent
 _PARTS: Final = 4
 _TIME_OF_A_PART: Final = 12 * bounds.SECOND
-_DIGESTS: Final = "from simulation import plan, world; print([world.run(plan.draw(s)).digest for s in range(3)])"
+_DIGESTS: Final = """
+from simulation import plan, world
+print([world.run(plan.draw(seed, kind)).digest for seed in range(2) for kind in plan.Kind])
+"""
 
 
 @pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{found.kind} seed {found.seed}")
@@ -26,14 +29,15 @@ def test_a_seed_that_found_a_fault_finds_it_no_more(found: Found) -> None:
     assert not result.violations, found.fault
 
 
+@pytest.mark.parametrize("kind", plan.Kind)
 @pytest.mark.parametrize("part", range(_PARTS))
-def test_no_seed_breaks_a_promise(part: int) -> None:
+def test_no_seed_breaks_a_promise(kind: plan.Kind, part: int) -> None:
     clock = SystemClock()
     until = clock.elapsed() + _TIME_OF_A_PART
     counted = 0
     seed = part
     while clock.elapsed() < until:
-        tally = run_seeds(plan.Kind.SOLO, [seed])
+        tally = run_seeds(kind, [seed])
         assert not tally.failures
         counted += tally.counted
         seed += _PARTS
