@@ -1,0 +1,107 @@
+"""What has to come about, and by when, once all is healed that is not gone for good; by itself, without a restart."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from simulation.clock import MachineClock
+from simulation.hosts import incarnation_of
+from simulation.plan import Kind
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.server.core.task import HELD, ShardId
+from duecourse.server.leadership.membership import JOIN_MARGIN
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+STEP: Final = 100 * bounds.MILLISECOND
+_RECONNECT_BOUND: Final = 15 * bounds.SECOND
+_LEADERSHIP_BOUND: Final = 10 * bounds.SECOND
+"""Beyond a session's time, since all was healed or a shard was last led."""
+_EXPIRY_SLACK: Final = 5 * bounds.SECOND
+_LONGEST: Final = 150 * bounds.SECOND
+
+
+class Healing:
+    """See the module's docstring."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._checker = world.checker
+        setup = world.plan.setup
+        self._healed_at = now = world.loop.now
+        self._until = now + _LONGEST
+        joined = setup.session + JOIN_MARGIN if setup.kind is Kind.CLUSTER else 0
+        self._reconnected_by = now + _RECONNECT_BOUND + 2 * setup.heartbeat + joined
+        listening = bounds.SILENT_INTERVALS * setup.heartbeat + bounds.LISTEN_MARGIN
+        self._expires_within = max(setup.lease, listening) + _EXPIRY_SLACK
+        self._led_at: dict[ShardId, Micros] = {}
+        self._is_connected = False
+
+    async def watch(self, clock: MachineClock) -> None:
+        """Check, step by step, until every task has ended and every worker is served."""
+        world = self._world
+        while world.is_sound():
+            await clock.sleep(STEP)
+            world.watch_over()
+            self._check_connections()
+            self._check_leaders()
+            self._check_the_dead()
+            unfinished = self._checker.unfinished()
+            if world.have_clients_ended() and not unfinished and self._is_connected:
+                return
+            if world.loop.now > self._until:
+                left = ", ".join(f"{one.task.task_id} {one.progress.state}" for one in unfinished[:5])
+                key = unfinished[0].task.key if unfinished else None
+                self._checker.fail("L1", f"{len(unfinished)} tasks have not ended: {left}", key)
+
+    def _check_connections(self) -> None:
+        """Check that every worker has found a node; in a cluster, every one that is well."""
+        if self._is_connected:
+            return
+        missing = self._unserved()
+        if not missing:
+            self._is_connected = True
+        elif self._world.loop.now > self._reconnected_by:
+            self._checker.fail("L5", f"not connected yet: {', '.join(missing)}")
+
+    def _unserved(self) -> Sequence[str]:
+        world = self._world
+        if world.plan.setup.kind is Kind.SOLO:
+            return [name for name, worker in world.workers.items() if not worker.served_by()]
+        addresses = [node.address for node in world.fleet.sound()]
+        return [
+            f"{name} to {address}"
+            for name, worker in world.workers.items()
+            for address in addresses
+            if address not in worker.served_by()
+        ]
+
+    def _check_leaders(self) -> None:
+        """Check that every shard is led by a node that can, within a session's time and some more."""
+        world = self._world
+        setup = world.plan.setup
+        if setup.kind is Kind.SOLO:
+            return
+        now = world.loop.now
+        for number in range(setup.shards):
+            shard = ShardId(number)
+            holder = self._checker.holder(shard)
+            leaders = (node for node in world.nodes.values() if node.process is holder and node.is_up)
+            if any(node.scheduler is not None and node.scheduler.loop.leads(shard) for node in leaders):
+                self._led_at[shard] = now
+            elif now - self._led_at.get(shard, self._healed_at) > setup.session + _LEADERSHIP_BOUND:
+                self._checker.fail("L4", f"nobody leads shard {shard}; {holder} did")
+
+    def _check_the_dead(self) -> None:
+        """Check that nobody waits any more for workers that are gone. A new leader listens before it gives them up."""
+        world = self._world
+        alive = {incarnation_of(worker.process) for worker in world.workers.values()}
+        for record in self._checker.unfinished():
+            attempt = record.progress.attempt
+            if record.progress.state not in HELD or attempt is None or attempt.incarnation in alive:
+                continue
+            since = max(self._healed_at, self._checker.led_since(record.task.shard))
+            if world.loop.now > since + self._expires_within:
+                self._checker.fail("L2", f"{record.task.task_id} waits for a worker that is gone", record.task.key)
