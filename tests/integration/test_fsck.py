@@ -168,6 +168,21 @@ async def test_damage_to_attempts_is_found(
     assert {finding.key for finding in report.findings} == {key}
 
 
+async def test_a_task_that_the_due_index_lacks_is_found(store: PostgresStore, side: Side, postgres_dsn: str) -> None:
+    await fill(store)
+    is_kept_up = "UPDATE pg_index SET indisready = $1 WHERE indexrelid = 'duecourse.task_due'::regclass"
+    await side.connection.execute(is_kept_up, False)
+    lost = writes.insert(SHARDS, 0, sequence=100)
+    await writes.apply(store, await lead(store), lost)
+    await side.connection.execute(is_kept_up, True)
+    assert lost.task.key not in [
+        task.key for task in (await store.load_buckets([ShardId(0)], 0, writes.NOW + 1, 100)).tasks
+    ]
+    report = await fsck.check(postgres_dsn)
+    assert report.broken == {Rule.DUE: 1}
+    assert [finding.key for finding in report.findings] == [lost.task.key]
+
+
 async def test_of_what_was_handed_back_only_the_oldest_may_be_missing(
     store: PostgresStore, side: Side, postgres_dsn: str
 ) -> None:

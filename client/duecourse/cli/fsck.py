@@ -30,9 +30,9 @@ def fsck(postgres_dsn: Dsn = None, dsn_file: DsnFile = None, as_json: Json = Fal
     Checked is that the shards cover every slot once and are of one
     coordination; that every task is in the shard of its id and under its lane,
     decodes, has a state that fits its times and its lease, no attempt of a term
-    that its shard never had, all its attempts, and its queue; and that no
-    attempt is left of a task that is gone. Postgres' own indexes are for
-    pg_amcheck.
+    that its shard never had, all its attempts, and its queue, and is found by
+    the due index; and that no attempt is left of a task that is gone. Postgres'
+    other indexes are for pg_amcheck.
 
     Each finding is a line, or a JSON object with --json: rule, shard,
     namespace, task, and what is wrong.

@@ -39,6 +39,8 @@ class Rule(StrEnum):
     """What is stored decodes."""
     TERM = "term"
     """No attempt and no sequence is of a term that its shard has not had."""
+    DUE = "due"
+    """A task that has a due time is found by the due index: otherwise it would never be started."""
     HELD = "held"
     """A task that is out is found by who takes over: it is not due later than what its shard has granted."""
     ATTEMPTS = "attempts"
@@ -130,6 +132,8 @@ def _place(row: Row) -> _Faults:
     lane = Lane(row["namespace"], row["queue"], row["task_type"], row["priority"], row["fairness_key"])
     if row["lane_hash"] != codec.lane_hash(lane):
         yield Rule.LANE, f"the hash of its lane is {codec.lane_hash(lane)}, and it is stored under {row['lane_hash']}"
+    if row["due_time"] is not None and not row["is_in_due_index"]:
+        yield Rule.DUE, "it has a due time, and is not in the due index: run `REINDEX INDEX duecourse.task_due`"
     if not row["has_queue"]:
         yield Rule.QUEUE, f"there is no queue {row['queue']!r} in its namespace"
 

@@ -6,7 +6,14 @@ SELECT {task_columns}, t.headers, t.labels, t.content_type, NULL::bytea, t.resul
     t.slot, t.lane_hash,
     EXISTS (SELECT FROM duecourse.queue q WHERE q.namespace = t.namespace AND q.name = t.queue) AS has_queue,
     s.slot_from, s.slot_until, s.epoch AS shard_epoch, s.sequence_block, s.granted_until,
-    a.numbers, a.fencing_tokens, a.returned
+    a.numbers, a.fencing_tokens, a.returned,
+    -- Asked for in the words of the due index, and of no other: what it lacks is not found.
+    (
+        SELECT count(*) FROM duecourse.task i
+        WHERE i.shard = t.shard AND (i.due_time / 10000000)::int = (t.due_time / 10000000)::int
+            AND i.lane_hash = t.lane_hash AND i.due_time = t.due_time AND i.sequence = t.sequence
+            AND i.due_time IS NOT NULL
+    ) > 0 AS is_in_due_index
 FROM wanted w
 JOIN duecourse.task t ON t.namespace = w.namespace AND t.task_id = w.task_id
 LEFT JOIN duecourse.shard s ON s.shard = t.shard
