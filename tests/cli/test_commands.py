@@ -120,11 +120,22 @@ def test_the_password_of_a_store_is_not_shown(duecourse: CommandLine, tmp_path: 
 
 
 @pytest.mark.parametrize("dsn", ["postgresql://u:canary/x@h/db", "canary", "postgresql://u:p@h:canary/db"])
-def test_a_connection_string_that_cannot_be_read_is_not_shown(duecourse: CommandLine, dsn: str) -> None:
-    result = duecourse("store", "migrate", DUECOURSE_POSTGRES_DSN=dsn)
-    assert result.exit_code == 2
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (("store", "migrate"), 2, "percent-encoded"),
+        (("store", "fsck"), 2, "percent-encoded"),
+        (("store", "rebind", "--to-solo"), 3, "cannot be read"),
+        (("cluster", "accept-clock"), 3, "cannot be read"),
+    ],
+)
+def test_a_connection_string_that_cannot_be_read_is_not_shown(
+    duecourse: CommandLine, dsn: str, command: tuple[str, ...], code: int, said: str
+) -> None:
+    result = duecourse(*command, DUECOURSE_POSTGRES_DSN=dsn)
+    assert result.exit_code == code
     assert "canary" not in result.output
-    assert "percent-encoded" in result.stderr
+    assert said in result.stderr
 
 
 def test_an_address_has_to_have_a_port(duecourse: CommandLine) -> None:

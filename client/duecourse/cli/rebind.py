@@ -57,6 +57,7 @@ def rebind(
     or these options.
     """
     given = {
+        "store": "postgres",
         "coordination": "solo" if to_solo else "etcd",
         "etcd_endpoints": endpoints,
         "etcd_prefix": prefix,

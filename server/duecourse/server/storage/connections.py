@@ -150,7 +150,10 @@ async def connect(dsn: str, settings: Mapping[str, str]) -> "asyncpg.Connection[
             target_session_attrs=SessionAttribute.read_write,
         )
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-        raise NotSent(f"cannot connect: {_detail(error)}") from error
+        # What the driver says of a string that it cannot read may hold a part of the password.
+        is_unreadable = isinstance(error, ValueError) and not isinstance(error, OSError)
+        detail = "the connection string cannot be read" if is_unreadable else _detail(error)
+        raise NotSent(f"cannot connect: {detail}") from error
     _keep_alive(connection)
     return connection
 
