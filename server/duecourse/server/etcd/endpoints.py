@@ -26,6 +26,8 @@ _OPTIONS: Final = (
     # etcd answers pings that come more often than every 5 s with GOAWAY. Ours only back up the probes of the streams.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    # As for peers: a ping that measures the bandwidth would be waited for for a minute.
+    ("grpc.http2.ping_timeout_ms", 3_000),
     # What may be repeated is the client's decision.
     ("grpc.enable_retries", 0),
     # A new channel must mean a new connection, not one shared with the channel that was just left.
