@@ -140,7 +140,7 @@ class ClusterClock:
                 near, offset = read.time + received - sent, wall - read.time
                 accepted = await self._reference.accept_clock(near, self._node_id, offset)
                 if accepted is not None:
-                    _log.info("clock_accepted", time=accepted, wall_clock_offset=offset)
+                    _log.info("clock_accepted", store_time=accepted, wall_clock_offset=offset)
                 return accepted is not None
             case Advice.CONFIRM:
                 await self._reference.confirm_clock(read.time, self._node_id, self.wall_clock_offset())
