@@ -304,9 +304,11 @@ class Clustered:
         return frozenset(
             shard
             for shard, seat in self._seats.items()
-            if seat.is_elected
-            or (self._placement.get(shard) == self._node_id and self._standings.leader(shard) is None)
+            if seat.is_elected or (self._placement.get(shard) == self._node_id and not self._is_led_by_another(shard))
         )
+
+    def _is_led_by_another(self, shard: ShardId) -> bool:
+        return self._standings.leader(shard) is not None and not self._is_own(shard)
 
     def _is_store_away(self) -> bool:
         return self._taking.store_missed_for() > bounds.STORE_MISSED
