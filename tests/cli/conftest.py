@@ -1,11 +1,13 @@
 """The command line, run against a scripted node that lives on a loop of its own."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import structlog
 from services.scripted import ScriptedNode
 from typer.testing import CliRunner, Result
 
@@ -51,5 +53,11 @@ def node() -> Iterator[ScriptedNode]:
 
 
 @pytest.fixture
-def duecourse(node: ScriptedNode) -> CommandLine:
-    return CommandLine(node.address)
+def duecourse(node: ScriptedNode) -> Iterator[CommandLine]:
+    """Run commands in this process; where logs go is put back afterwards, since a command's streams are closed then."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield CommandLine(node.address)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()

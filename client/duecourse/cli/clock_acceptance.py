@@ -16,9 +16,11 @@ _OPERATOR: Final = "operator"
 def accept_clock(postgres_dsn: Dsn = None, dsn_file: DsnFile = None) -> None:
     """Have all nodes follow Postgres' clock, wherever it is now.
 
-    For when nodes say that they do not follow it, since it has jumped, or since their own clocks disagree with it, and
-    it is right. Mend it instead if it is wrong: after a jump forward all that has thereby become due starts. The nodes
-    that run follow within a second; one that is started later needs another that runs, or its own clock, to agree.
+    For when nodes say that they do not follow it, since it has jumped, or since
+    their own clocks disagree with it, and it is right. If it is wrong, mend it
+    instead: after a jump forward all that has thereby become due starts. Nodes
+    that run follow within a second. One that starts later needs another one
+    that runs, or its own clock, to agree.
     """
     text = dsn.read(postgres_dsn, dsn_file)
     with extras.needed("server", "works on stores"):
