@@ -23,6 +23,7 @@ from duecourse.server.core.task import (
     WAITING,
     Attempt,
     AttemptOutcome,
+    Epoch,
     Progress,
     ShardId,
     Task,
@@ -30,7 +31,7 @@ from duecourse.server.core.task import (
     TaskState,
 )
 from duecourse.server.core.writes import Insert, Update
-from duecourse.server.storage import CommitAnswer, Committed, Raised, RaiseRefused, Refused, ShardBatch, Stale
+from duecourse.server.storage import CommitAnswer, Committed, Raised, RaiseRefused, Refused, ShardBatch, ShardRow, Stale
 from duecourse.v1 import task_service_pb2, worker_service_pb2
 
 _P, _L, _R, _W = TaskState.PENDING, TaskState.LEASED, TaskState.RUNNING, TaskState.RETRY_WAIT
@@ -121,9 +122,15 @@ class Checker:
         self._loop = loop
         self._note = note
         self._rows: dict[ShardId, tuple[Fence, Process, Micros]] = {}
+        self._epochs: dict[ShardId, set[Epoch]] = {}
+        """All that were ever given."""
+        self._lost: set[TaskKey] = set()
+        """Tasks of which the store has lost something."""
 
     def fail(self, invariant: str, text: str, key: TaskKey | None = None) -> None:
-        """Note a violation."""
+        """Note a violation. What a store has lost is not held against the nodes."""
+        if key in self._lost:
+            return
         self.violations.append(Violation(invariant, text, self._loop.now, key))
         self._note("!", f"{invariant}: {text}")
 
@@ -132,6 +139,9 @@ class Checker:
         self.coverage[moment] += 1
         if moment == "clock accepted":
             self.reference.accept()
+        elif moment == "bound by force":
+            for shard, (fence, process, at) in self._rows.items():
+                self._rows[shard] = (Fence(shard, fence.epoch, b""), process, at)
         self.strike(moment, process)
 
     # What the store applies.
@@ -163,6 +173,10 @@ class Checker:
             before = self._rows.get(shard)
             if before is not None and answer.fence.epoch <= before[0].epoch:
                 self.fail("S6", f"epoch {answer.fence.epoch} of shard {shard} after {before[0].epoch}")
+            given = self._epochs.setdefault(shard, set())
+            if answer.fence.epoch in given:
+                self.fail("S6", f"epoch {answer.fence.epoch} of shard {shard} for the second time")
+            given.add(answer.fence.epoch)
             self._rows[shard] = (answer.fence, process, self._loop.now)
             self._note(process.name, f"leads shard {shard} in epoch {answer.fence.epoch}")
             self.changes_of_leader += before is not None and before[1] is not process
@@ -191,6 +205,28 @@ class Checker:
         """Return when the latest term of a shard began."""
         row = self._rows.get(shard)
         return 0 if row is None else row[2]
+
+    @property
+    def has_fallen_back(self) -> bool:
+        """Whether the store has lost something."""
+        return bool(self._lost)
+
+    def fell_back(self, rows: Mapping[ShardId, ShardRow], kept: Mapping[TaskKey, Progress]) -> None:
+        """Go on from what the store still holds."""
+        for shard, row in rows.items():
+            if shard in self._rows:
+                _, process, at = self._rows[shard]
+                self._rows[shard] = (Fence(shard, row.epoch, row.holder), process, at)
+        for key, record in list(self.records.items()):
+            progress = kept.get(key)
+            if progress is record.progress or (progress is None and record.is_gone):
+                continue
+            self._lost.add(key)
+            if progress is None:
+                record.is_gone = True
+                del self.records[key]
+            else:
+                record.progress, record.is_gone = progress, False
 
     def superseded(self, process: Process) -> None:
         """Check that a node that gave up because of another one was right."""
@@ -515,8 +551,15 @@ class Checker:
             self.fail("S18", f"{key.task_id} came from nowhere", key)
 
     def unfinished(self) -> list[Record]:
-        """Return the tasks that have not ended."""
-        return [record for record in self.records.values() if record.progress.state not in TERMINAL]
+        """Return the tasks that have not ended.
+
+        Without those of which the store has lost something: a node that was not replaced since does not know of that.
+        """
+        return [
+            record
+            for key, record in self.records.items()
+            if record.progress.state not in TERMINAL and key not in self._lost
+        ]
 
     def _relative(self, utc: Micros | None) -> str:
         return "never" if utc is None else f"{(utc - START) / bounds.SECOND:.3f}"

@@ -32,6 +32,10 @@ class Reference:
         if abs(self._offset - self._followed) <= bounds.MAX_OFFSET:
             self._followed = self._offset
 
+    def mend(self) -> None:
+        """Set it right."""
+        self.jump(-self._offset)
+
     def accept(self) -> None:
         """Note that all nodes may follow it from now on."""
         self.reached()

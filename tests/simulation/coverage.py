@@ -38,6 +38,8 @@ _OF_KIND: Final = {
         *(f"fault {fault}" for fault in CLUSTER_FAULTS),
         *(f"node left {leaving}" for leaving in Leaving if leaving is not Leaving.NOTHING),
         "etcd txn applied",
+        "store rebound",
+        "clock accepted",
         "etcd lease granted",
     ),
 }

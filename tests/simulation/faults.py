@@ -27,6 +27,7 @@ _STORE: Final = {
     FaultKind.STORE_SLOW: Trouble.SLOW,
 }
 _JUMPS: Final = (-8_000, -1_500, -200, -10, 10, 200, 1_500, 8_000)
+_STORE_JUMPS: Final = (-3_600_000, -3_000, -400, -10, 10, 400, 3_000, 3_600_000)
 _PATIENCE: Final = 4 * bounds.SECOND
 """How long a fault waits for its moment; then it strikes without."""
 
@@ -152,6 +153,9 @@ class Faults:
         trouble = troubles[fault.target % len(troubles)]
         return sum(self._trouble_link(fault, address, trouble) for address in self._world.links) > 0
 
+    def _fall_back(self, fault: FaultPlan) -> bool:
+        return self._world.copies.fall_back(fault.target)
+
     def _trouble_link(self, fault: FaultPlan, address: str, trouble: Trouble) -> bool:
         link = self._world.links[address]
         if link.trouble is not Trouble.NONE:
@@ -255,7 +259,25 @@ class Faults:
         self._victim(fault).clock.offset += jump
         return True
 
+    def _jump_store_clock(self, fault: FaultPlan) -> bool:
+        self._world.checker.reference.jump(_STORE_JUMPS[fault.target % len(_STORE_JUMPS)] * bounds.MILLISECOND)
+        return True
+
+    def _jump_all_clocks(self, fault: FaultPlan) -> bool:
+        """Set all wall clocks right, say: the store's is to be followed then."""
+        jump = _JUMPS[fault.target % len(_JUMPS)] * bounds.MILLISECOND
+        self._world.checker.reference.jump(jump)
+        for node in self._world.nodes.values():
+            node.clock.offset += jump
+        return True
+
     # Etcd.
+
+    def _restore_etcd(self, fault: FaultPlan) -> bool:
+        if self._world.operator.is_at_work or not self._world.copies.restore_etcd(fault.target):
+            return False
+        self._world.operator.call()
+        return True
 
     def _trouble_etcd(self, fault: FaultPlan) -> bool:
         lasting = replace(fault, duration=etcd_strikes.shortened(fault))
@@ -306,5 +328,9 @@ _STRIKES: Final[dict[FaultKind, Callable[[Faults, FaultPlan], bool]]] = {
     FaultKind.NODE_ISOLATED: Faults._isolate_node,
     FaultKind.NODE_JOINS: Faults._join_node,
     FaultKind.NODE_LEAVES: Faults._remove_node,
+    FaultKind.ETCD_RESTORED: Faults._restore_etcd,
+    FaultKind.STORE_FELL_BACK: Faults._fall_back,
+    FaultKind.STORE_CLOCK_JUMP: Faults._jump_store_clock,
+    FaultKind.ALL_CLOCKS_JUMP: Faults._jump_all_clocks,
     **dict.fromkeys(etcd_strikes.STRIKES, Faults._trouble_etcd),
 }

@@ -155,6 +155,8 @@ class Assembly:
     def watch_over(self) -> None:
         """Start again what has ended, after a while."""
         world = self._world
+        if world.operator.is_at_work:
+            return
         for address in self._wanted:
             node = world.nodes[address]
             if address in self._broken or not (node.has_ended or node.process.is_dead):

@@ -98,6 +98,12 @@ class FaultKind(StrEnum):
     SESSION_REVOKED = "session revoked"
     ELECTION_KEY_DELETED = "election key deleted"
     MEMBER_KEY_DELETED = "member key deleted"
+    ETCD_RESTORED = "etcd restored"
+    """From an older copy; an operator follows the advice that nodes give."""
+    STORE_FELL_BACK = "store fell back"
+    """To an older state of its own, as when a replica is promoted that lagged behind."""
+    STORE_CLOCK_JUMP = "store clock jump"
+    ALL_CLOCKS_JUMP = "all clocks jump"
 
 
 SOLO_FAULTS: Final = tuple(FaultKind)[: tuple(FaultKind).index(FaultKind.STORE_GONE_FOR_ALL)]

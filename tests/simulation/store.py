@@ -219,7 +219,14 @@ class SimulatedStore:
 
     async def bind(self, coordination: str, *, is_forced: bool = False) -> Sequence[ShardRow]:
         """Write a coordination into the shard rows."""
-        return await self._write(lambda: _now(self._backing.bind(coordination, is_forced=is_forced)))
+
+        def apply() -> Sequence[ShardRow]:
+            rows = _now(self._backing.bind(coordination, is_forced=is_forced))
+            if is_forced:
+                self._observer.happened("bound by force", self._process)
+            return rows
+
+        return await self._write(apply)
 
     async def read_clock(self) -> StoreClock:
         """Read the store's clock."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 from simulation import machine
 from simulation.checker import Checker, Violation
 from simulation.clock import MachineClock
+from simulation.copies import Copies
 from simulation.etcd import SimulatedEtcd
 from simulation.faults import Faults
 from simulation.fleets import ADDRESSES, Assembly, Fleet, Succession
@@ -23,6 +24,7 @@ from simulation.hosts import Brief, Submitter, Worker
 from simulation.loop import Deadlock, Process, SimulationLoop
 from simulation.network import Network
 from simulation.nodes import Node
+from simulation.operator import Operator
 from simulation.plan import Kind, Plan
 from simulation.store import Link, SimulatedStore
 
@@ -93,7 +95,7 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.links = {address: Link(f"{plan.seed} {address}") for address in ADDRESSES}
         self.is_healing = False
-        self._backing = MemoryStore(setup.shards, self.checker.reference.read)
+        self.backing = MemoryStore(setup.shards, self.checker.reference.read)
         self._clocks: dict[str, MachineClock] = {}
         self._briefs = {task.task_id: Brief(task) for task in plan.tasks}
         self._starts: Counter[str] = Counter()
@@ -104,8 +106,10 @@ class World:
         self.etcd = (
             SimulatedEtcd(self.network, plan.seed, setup.members, self.checker.happened) if setup.members else None
         )
+        self.copies = Copies(self, self.backing)
+        self.operator = Operator(self)
         self.checker.strike = self.faults.happened
-        self.checker.exists = lambda key: key in self._backing._records
+        self.checker.exists = lambda key: key in self.backing._records
 
     # What the run is told.
 
@@ -127,7 +131,7 @@ class World:
     def start_node(self, address: str) -> Node:
         """Start a node at an address, in place of one that has ended there."""
         process = self._process(address)
-        store = SimulatedStore(self._backing, self.links[address], process, self.loop.world.context, self.checker)
+        store = SimulatedStore(self.backing, self.links[address], process, self.loop.world.context, self.checker)
         node = Node(
             self.plan.setup,
             address,
@@ -175,9 +179,12 @@ class World:
         for number in range(setup.clients):
             self._start_client(number)
         self.faults.schedule()
-        while self.loop.now < setup.duration and self.is_sound():
+        while (self.loop.now < setup.duration or self.operator.is_at_work) and self.is_sound():
             await clock.sleep(STEP)
+            self.copies.take()
             self.watch_over()
+            if self.loop.now >= setup.duration:
+                self.faults.stop()
         if self.is_sound():
             self._heal()
             await Healing(self).watch(clock)
@@ -211,7 +218,8 @@ class World:
     def watch_over(self) -> None:
         """Do what an operator's supervisor does: start again what has ended."""
         for one in self.nodes.values():
-            if one.metrics.audit_misses or one.metrics.corrupt_records:
+            is_missed = one.metrics.audit_misses and not self.checker.has_fallen_back
+            if is_missed or one.metrics.corrupt_records:
                 self.checker.fail("L1", f"{one.process} had missed a due task that the store holds")
         self.fleet.watch_over()
         for name, worker in self.workers.items():
@@ -227,6 +235,7 @@ class World:
             link.mend()
         for clock in self._clocks.values():
             clock.offset = 0
+        self.checker.reference.mend()
         if self.etcd is not None:
             self.etcd.heal()
         self.fleet.heal()
@@ -239,7 +248,7 @@ class World:
         return all(client.has_ended for client in self._clients)
 
     async def _everything(self) -> list[Any]:
-        page = await self._backing.list_tasks(TaskQuery("default", None, frozenset(), None, None), "", 100_000)
+        page = await self.backing.list_tasks(TaskQuery("default", None, frozenset(), None, None), "", 100_000)
         return [stored.task for stored in page.tasks]
 
     def _start_client(self, number: int) -> None:

@@ -1,0 +1,86 @@
+"""Older states of etcd and of the store to fall back to: a snapshot restored, a replica promoted that lagged behind."""
+
+from collections import deque
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from simulation.keyspace import Keyspace
+from simulation.plan import FaultKind
+
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
+from duecourse.server.core.task import Progress, TaskKey
+from duecourse.server.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+_EVERY: Final = bounds.SECOND
+_KEPT: Final = 6
+_NEEDED_FOR: Final = (FaultKind.ETCD_RESTORED, FaultKind.STORE_FELL_BACK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    etcd: Keyspace
+    shards: dict[Any, Any]
+    records: dict[TaskKey, Any]
+    queues: set[tuple[str, str]]
+    progress: Mapping[TaskKey, Progress]
+    """Of all tasks that the checker knows."""
+
+
+class Copies:
+    """Takes a copy every second, if the plan will need one."""
+
+    def __init__(self, world: "World", backing: MemoryStore) -> None:
+        self._world = world
+        self._backing = backing
+        self._is_needed = any(fault.kind in _NEEDED_FOR for fault in world.plan.faults)
+        self._kept: deque[_Copy] = deque(maxlen=_KEPT)
+        self._taken_at: Micros = -_EVERY
+
+    def take(self) -> None:
+        """Take one if it is time."""
+        now = self._world.loop.now
+        if not self._is_needed or now < self._taken_at + _EVERY or self._world.etcd is None:
+            return
+        self._taken_at = now
+        records = self._world.checker.records
+        progress = {key: record.progress for key, record in records.items() if not record.is_gone}
+        self._kept.append(_Copy(self._world.etcd.save(), *self._store(), progress))
+
+    def restore_etcd(self, age: int) -> bool:
+        """Have etcd begin anew from a copy; False: there is none."""
+        etcd = self._world.etcd
+        if not self._kept or etcd is None:
+            return False
+        etcd.kill()
+        etcd.set_back(self._kept[-1 - age % len(self._kept)].etcd)
+        etcd.start()
+        return True
+
+    def fall_back(self, age: int) -> bool:
+        """Have the store lose what came after a copy; False: there is none."""
+        if not self._kept:
+            return False
+        backing, kept = self._backing, self._kept[-1 - age % len(self._kept)]
+        # Copied again: it may be fallen back to once more.
+        backing._shards, backing._records, backing._queues = kept.shards, kept.records, kept.queues
+        backing._shards, backing._records, backing._queues = self._store()
+        rows = {shard: held.row for shard, held in backing._shards.items()}
+        self._world.checker.fell_back(rows, kept.progress)
+        return True
+
+    def _store(self) -> tuple[dict[Any, Any], dict[TaskKey, Any], set[tuple[str, str]]]:
+        backing = self._backing
+        return (
+            {shard: copy(held) for shard, held in backing._shards.items()},
+            {
+                key: replace(record, task=copy(record.task), attempts=list(record.attempts))
+                for key, record in backing._records.items()
+            },
+            set(backing._queues),
+        )
