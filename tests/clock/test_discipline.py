@@ -78,7 +78,7 @@ def test_a_node_beside_others_is_not_set_by_a_reference_that_they_do_not_follow(
     late = Machine(world, "late", wall_ahead=bounds.HOUR, others=machines)
     go_on(*machines, late, seconds=60)
     assert not late.discipline.is_set
-    assert -100 * bounds.MILLISECOND < error(machines[0]) <= 0
+    assert -2 * TOLERANCE < error(machines[0]) <= 0
 
 
 @pytest.mark.parametrize("jump", [-bounds.HOUR, -bounds.SECOND, bounds.SECOND, bounds.HOUR])
@@ -86,11 +86,11 @@ def test_a_node_beside_others_is_not_set_by_a_reference_that_they_do_not_follow(
 def test_a_jump_of_the_reference_alone_is_not_followed(nodes: int, jump: Micros) -> None:
     world, machines = cluster_of(nodes)
     world.ahead = jump
-    go_on(*machines, seconds=60)
+    go_on(*machines, seconds=600)
     for machine in machines:
-        assert -100 * bounds.MILLISECOND < error(machine) <= 0
+        assert -2 * TOLERANCE < error(machine) <= 0
         assert machine.discipline.refused is not None
-        assert abs(machine.discipline.refused - jump) < 100 * bounds.MILLISECOND
+        assert abs(machine.discipline.refused - jump) < TOLERANCE
     world.ahead = 0
     go_on(*machines, seconds=1)
     assert all(machine.discipline.refused is None for machine in machines)
@@ -114,7 +114,7 @@ def test_a_jump_that_most_wall_clocks_agree_with_is_followed_by_all(jump: Micros
     world.ahead = jump
     machines[0].wall_ahead = jump
     go_on(*machines, seconds=5)
-    assert all(-100 * bounds.MILLISECOND < error(machine) <= 0 for machine in machines)
+    assert all(-2 * TOLERANCE < error(machine) <= 0 for machine in machines)
     machines[1].wall_ahead = jump
     before = [machine.now().earliest for machine in machines]
     go_on(*machines, seconds=2)

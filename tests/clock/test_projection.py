@@ -12,6 +12,7 @@ from duecourse.server.storage import ClockRecord
 
 MILLION = 1_000_000
 DURATION = st.one_of(st.integers(0, 1_000), st.integers(0, 2 * bounds.SECOND), st.integers(0, bounds.HOUR))
+PAUSE = st.integers(0, 10 * bounds.SECOND)
 DRIFT = st.integers(-MAX_DRIFT, MAX_DRIFT)
 LEG = st.tuples(st.integers(0, 200 * bounds.MILLISECOND), DRIFT)
 LONGEST_READING = 401 * bounds.MILLISECOND
@@ -73,6 +74,28 @@ def test_the_interval_holds_the_reference_however_it_drifts(
         assert now.latest >= last.latest
         assert discipline.stepped == 0
         last = now
+
+
+@given(
+    st.sampled_from([-bounds.DAY, -bounds.SECOND, bounds.SECOND, bounds.DAY]),
+    st.lists(st.tuples(PAUSE, DRIFT, LEG, LEG), max_size=30),
+)
+def test_a_step_that_is_refused_is_left_out_exactly(
+    step: Micros, moves: list[tuple[Micros, int, tuple[Micros, int], tuple[Micros, int]]]
+) -> None:
+    truth = Truth()
+    discipline = started(truth)
+    truth.step(step)
+    for pause, drift, there, back in moves:
+        truth.pass_by(pause, drift)
+        sent = truth.elapsed
+        truth.pass_by(*there)
+        time = truth.reference
+        truth.pass_by(*back)
+        discipline.observe(Reading(time, sent, truth.elapsed), NEVER, truth.reference - step, ())
+        now = discipline.now(truth.elapsed)
+        assert now.earliest <= truth.reference - step <= now.latest
+        assert discipline.refused is not None
 
 
 @given(st.lists(st.tuples(DURATION, DRIFT, LEG, LEG, STEP, st.booleans(), WALL), max_size=30))

@@ -175,7 +175,7 @@ class ClusterClock:
     def _sample(self) -> None:
         self._metrics.clock_uncertainty = self.uncertainty()
         self._metrics.wall_clock_offset = self.wall_clock_offset()
-        self._metrics.reference_offset = self._discipline.refused or 0
+        self._metrics.reference_offset = (self._discipline.refused or 0) if self._is_alarmed else 0
 
 
 def _written(offset: Micros) -> str:
