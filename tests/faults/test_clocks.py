@@ -317,3 +317,21 @@ async def test_all_nodes_follow_a_jump_once_their_clocks_agree_with_it(
         await cluster.until_started(*(ask.task_id for ask in asks), limit=10 * bounds.SECOND)
     await clocks.until_quiet(*cluster.nodes)
     await cluster.comes_to_rest()
+
+
+async def test_nodes_that_all_start_at_once_agree_on_the_clock_though_one_of_their_own_is_wrong(
+    start_cluster: StartCluster, postgres_dsn: str, tmp_path: Path
+) -> None:
+    cluster = await start_cluster()
+    clocks = Clocks(cluster, postgres_dsn, tmp_path / "wall_clock_error")
+    clocks.set_node(bounds.HOUR)
+    cluster.start_worker()
+    for node in cluster.nodes:
+        node.kill()
+    cluster.node.settings["wall_clock_error_file"] = str(clocks.error_file)
+    async with asyncio.TaskGroup() as group:
+        starts = [group.create_task(node.start(), name=node.name) for node in cluster.nodes]
+    print([start.result() // bounds.MILLISECOND for start in starts])
+    await clocks.until_alarmed("this machine's wall clock is 3600")
+    await _fires_on_time(clocks, "together")
+    await cluster.settle()
