@@ -148,3 +148,17 @@ async def test_a_node_that_is_gone_is_dialled_no_more_and_one_that_comes_is_foun
             async with asyncio.timeout(20):
                 await until(lambda: len(worker.health().nodes) == 2)
             assert worker.health().missing == ()
+
+
+async def test_addresses_that_make_no_sense_hurt_nobody() -> None:
+    async with serving("n1") as nodes:
+        (node,) = nodes
+        nonsense = {
+            f"x{number}": address for number, address in enumerate(["::::", "not an address", "dns:///", "\x01"])
+        }
+        tell(nodes, **nonsense)
+        worker = a_worker(node.addresses[0])
+        async with running(worker):
+            await settles(worker, "n1")
+            assert set(worker.health().missing) == set(nonsense)
+            assert node.credit == 4

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc.aio import AioRpcError, Channel, StreamStreamCall
 
 from duecourse.client import errors
@@ -184,8 +185,7 @@ class Pump:
                 raise
             return "given up"  # The call was cancelled, not this task.
         except AioRpcError as error:
-            if node_id := errors.from_call(error, self.address).metadata.get("node_id"):
-                # The node has, or had until now, another stream of this worker.
+            if node_id := _refused_by(error, self.address):
                 self._protocol.reach.met(self.address, node_id)
                 return _ENDED
             # Of a connection that fails, gRPC first says that it does.
@@ -211,3 +211,11 @@ class Pump:
         if is_serving != self._was_serving:
             self._was_serving = is_serving
             self.since = self._clock.now().latest
+
+
+def _refused_by(error: AioRpcError, address: str) -> str:
+    """Return the name of a node that has, or had until now, another stream of this worker; of others nothing."""
+    try:
+        return errors.from_call(error, address).metadata.get("node_id", "")
+    except DecodeError:
+        return ""  # Whoever ended the stream was no node.
