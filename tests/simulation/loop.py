@@ -31,6 +31,34 @@ class Deadlock(Exception):
     """Nothing can run and nothing is due: somebody waits for ever."""
 
 
+class Handle(asyncio.TimerHandle):
+    """A callback that is to run: as little as one needs."""
+
+    __slots__ = ("context", "is_cancelled", "when_due")
+
+    def __init__(self, callback: Callable[..., object], args: Any, context: contextvars.Context, due: Micros) -> None:
+        self._callback = callback
+        self._args = args
+        self.context = context
+        self.is_cancelled = False
+        self.when_due = due
+
+    def cancel(self) -> None:
+        """Do not run it."""
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        """Tell whether it will not run."""
+        return self.is_cancelled
+
+    def when(self) -> float:
+        """Return when it is due, in seconds."""
+        return self.when_due / bounds.SECOND
+
+    def __repr__(self) -> str:
+        return f"<{self._callback!r} due {self.when_due}>"
+
+
 class Process:
     """What runs, pauses and dies together."""
 
@@ -44,7 +72,7 @@ class Process:
         """When it last went on after a pause."""
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
-        self.ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[Handle] = deque()
         self.is_runnable = False
         self._loop = loop
 
@@ -84,7 +112,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._random = random.Random(seed).random
         self._step = step
         self._is_shuffled = is_shuffled
-        self._timers: list[tuple[Micros, int, asyncio.TimerHandle, Process]] = []
+        self._timers: list[tuple[Micros, int, Handle, Process]] = []
         self._order = itertools.count()
         self._task_numbers = itertools.count(1)
         self._runnable: list[Process] = []
@@ -109,7 +137,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             process.is_runnable = True
             self._runnable.append(process)
 
-    def after(self, delay: Micros, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+    def after(self, delay: Micros, callback: Callable[..., object], *args: Any) -> Handle:
         """Call back in the world, after a delay."""
         return self._at(self.now + delay, callback, args, self.world.context, self.world)
 
@@ -133,7 +161,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             now = self.now
             while timers and timers[0][0] <= now:
                 _, _, timer, process = heapq.heappop(timers)
-                if not timer._cancelled:
+                if not timer.is_cancelled:
                     process.ready.append(timer)
                     if not process.is_runnable:
                         self.enqueue(process)
@@ -153,11 +181,14 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             handle = ready.popleft()
             if not ready:
                 self._dequeue(index)
-            if handle._cancelled:
+            if handle.is_cancelled:
                 continue
             self.steps += 1
             self.digest = hash((self.digest, now, process.number))
-            handle._run()
+            try:
+                handle.context.run(handle._callback, *handle._args)
+            except Exception as error:
+                self.call_exception_handler({"message": repr(handle), "exception": error})
             self.now = now + step
 
     def _dequeue(self, index: int) -> None:
@@ -191,12 +222,12 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
+    ) -> Handle:
         """Run a callback as soon as its process gets round to it."""
         if context is None:
             context = contextvars.copy_context()
         process = context.get(_PROCESS, self.world)
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = Handle(callback, args, context, self.now)
         process.ready.append(handle)
         if not process.is_runnable:
             self.enqueue(process)
@@ -204,13 +235,13 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> Handle:
         """Run a callback after a delay in seconds."""
         return self._scheduled(self.now + max(0, round(delay * bounds.SECOND)), callback, args, context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> Handle:
         """Run a callback at a time of this loop in seconds."""
         return self._scheduled(round(when * bounds.SECOND), callback, args, context)
 
@@ -252,15 +283,15 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def _scheduled(
         self, when: Micros, callback: Callable[..., object], args: Any, context: contextvars.Context | None
-    ) -> asyncio.TimerHandle:
+    ) -> Handle:
         if context is None:
             context = contextvars.copy_context()
         return self._at(when, callback, args, context, context.get(_PROCESS, self.world))
 
     def _at(
         self, when: Micros, callback: Callable[..., object], args: Any, context: contextvars.Context, process: Process
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when / bounds.SECOND, callback, args, self, context)
+    ) -> Handle:
+        handle = Handle(callback, args, context, when)
         heapq.heappush(self._timers, (when, next(self._order), handle, process))
         return handle
 
