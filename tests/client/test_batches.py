@@ -142,6 +142,21 @@ async def test_items_that_stay_unavailable_say_so_each_with_its_id(client: Clien
     assert [result.task_id for result in results] == ["t0", "t1"]
 
 
+async def test_items_without_a_leader_are_taken_to_another_node(node: ScriptedNode) -> None:
+    def answer(request: task_service_pb2.SubmitTasksRequest) -> task_service_pb2.SubmitTasksResponse:
+        errors = [_item_error(grpc.StatusCode.UNAVAILABLE, "NO_LEADER")] * len(request.tasks)
+        return task_service_pb2.SubmitTasksResponse(results=errors)
+
+    node.script("SubmitTasks", *[answer] * 99)
+    async with (
+        ScriptedNode().serving() as other,
+        Client([node.address, other.address], follows_leaders=False) as client,
+    ):
+        results = await client.submit_many(_named(3))
+    assert all(isinstance(result, SubmittedTask) for result in results)
+    assert len(node.requests) == len(other.requests) == 1
+
+
 async def test_a_lost_answer_leaves_the_items_outcome_open(client: Client, node: ScriptedNode) -> None:
     node.script(
         "SubmitTasks", Status(grpc.StatusCode.UNAVAILABLE), *[Status(grpc.StatusCode.UNAVAILABLE, "DRAINING")] * 99

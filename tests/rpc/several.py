@@ -64,10 +64,14 @@ class View:
     def __init__(self) -> None:
         self.there: dict[str, Member] = {}
         self.leaders: dict[ShardId, str] = {}
+        self.was_seen_lately = True
         self._listeners: list[Callable[[], None]] = []
 
     def members(self) -> Sequence[Member]:
         return [self.there[name] for name in sorted(self.there)]
+
+    def is_current(self) -> bool:
+        return self.was_seen_lately
 
     def leader(self, shard: ShardId) -> Member | None:
         return self.there.get(self.leaders.get(shard, ""))

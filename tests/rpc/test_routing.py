@@ -201,6 +201,16 @@ async def test_without_a_leader_the_answer_comes_before_the_deadline_and_says_th
         assert nodes.nodes[0].peer_calls == 0
 
 
+async def test_a_node_that_has_lost_touch_with_the_others_does_not_wait_for_a_leader(three: Several) -> None:
+    a, b, _ = three.nodes
+    three.lead(None, 3)
+    a.view.was_seen_lately = False
+    assert (await refused(a, task_ids(3, 1)[0], LONG)).reason == "NO_LEADER"
+    # What it knows may still be true.
+    three.lead(b, 3)
+    assert (await submit(a, a_task(task_ids(3, 1)[0]))).created
+
+
 async def test_a_leader_that_is_elected_meanwhile_gets_the_request_at_once(three: Several) -> None:
     a, b, _ = three.nodes
     three.lead(None, 3)

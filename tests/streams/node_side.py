@@ -118,6 +118,9 @@ class ScriptedView:
     def members(self) -> Sequence[Member]:
         return self.nodes
 
+    def is_current(self) -> bool:
+        return True
+
     def leader(self, shard: ShardId) -> Member | None:
         return None
 

@@ -39,6 +39,9 @@ class Puppet:
     def members(self) -> Sequence[Member]:
         return [node.member for node in self._cluster.nodes.values()]
 
+    def is_current(self) -> bool:
+        return True
+
     def leader(self, shard: ShardId) -> Member | None:
         leader = self._cluster.nodes.get(self._cluster.leaders.get(shard, ""))
         return leader.member if leader else None

@@ -19,6 +19,8 @@ from duecourse.model.instants import Micros
 from duecourse.v1 import task_service_pb2
 
 Result = tasks.SubmittedTask | errors.DuecourseError
+_ELSEWHERE: Final = ("NO_LEADER", "NOT_SHARD_LEADER", "DRAINING")
+"""Another node may know better, or be better off."""
 _UNANSWERED: Final = errors.ServerFault("the server left an item of the batch without an answer")
 
 
@@ -144,8 +146,10 @@ class Submission:
 
     async def _send(self, caller: Caller, batch: _Batch, patience: Patience) -> _Batch | None:
         """Send a request and record its answers; return what is to be sent again."""
+        asked: list[Route] = []
 
         async def attempt(route: Route, seconds: float) -> task_service_pb2.SubmitTasksResponse:
+            asked.append(route)
             return await route.tasks.SubmitTasks(batch.request, timeout=seconds)
 
         try:
@@ -157,6 +161,8 @@ class Submission:
         failed = self._record(batch, response)
         if not failed:
             return None
+        if any(failure.reason in _ELSEWHERE for _, failure in failed):
+            self._router.avoid(asked[-1])
         return await self._retry(batch, failed, patience)
 
     def _record(

@@ -65,6 +65,10 @@ class ClusterView(Protocol):
         """Return who leads a shard, or is about to; None: nobody, or nobody knows."""
         ...
 
+    def is_current(self) -> bool:
+        """Tell whether what the view shows was seen lately; else others may know better who leads."""
+        ...
+
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Have a listener called whenever members or leaders have changed, on the node's event loop."""
         ...

@@ -136,6 +136,11 @@ class Clustered:
         others = [other.member for other in self.membership.others()]
         return [one for one in others if not (one.peer_address and await self._is_refused(one.peer_address))]
 
+    def is_current(self) -> bool:
+        """Tell whether etcd has answered lately."""
+        read_at = self._mirror.read_at
+        return read_at is not None and self._clock.elapsed() - read_at <= _CURRENT
+
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Have a listener called whenever members or leaders have changed."""
         self._listeners.append(listener)
@@ -267,17 +272,12 @@ class Clustered:
 
     def _may_move(self, shard: ShardId) -> bool:
         """Tell whether a shard that this node leads should go to another, as soon as that one stands for it."""
-        if not self._is_current():
+        if not self.is_current():
             return False
         if self._drains_since is not None:
             return True
         is_placed_elsewhere = self._placement.get(shard, self._node_id) != self._node_id
         return is_placed_elsewhere and self._clock.elapsed() - self._placed_at >= self._settles
-
-    def _is_current(self) -> bool:
-        """Tell whether etcd has answered lately."""
-        read_at = self._mirror.read_at
-        return read_at is not None and self._clock.elapsed() - read_at <= _CURRENT
 
     def _successor(self, shard: ShardId) -> Member | None:
         """Return who is next in line, if a shard may go there."""
@@ -295,7 +295,7 @@ class Clustered:
     def _can_hand_over(self) -> bool:
         """Tell whether there is a shard to hand over, and somebody who may yet take it."""
         is_anybody_there = any(not other.member.ineligible_reason for other in self.membership.others())
-        return is_anybody_there and self._is_current() and any(seat.is_elected for seat in self._seats.values())
+        return is_anybody_there and self.is_current() and any(seat.is_elected for seat in self._seats.values())
 
     def _due(self) -> frozenset[ShardId]:
         """Return the shards that this node should lead by now: it was elected, or is to be and nobody else leads."""

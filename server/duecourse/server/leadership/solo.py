@@ -45,6 +45,10 @@ class Solo:
         """Return this node."""
         return self._member
 
+    def is_current(self) -> bool:
+        """There is nobody who could know better."""
+        return True
+
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Have a listener called when this node is introduced."""
         self._listeners.append(listener)

@@ -13,7 +13,8 @@ the time that is left, and the last word comes early enough to reach the caller.
                                         NO_LEADER if none is known
     one try's answer was lost           OUTCOME_UNCERTAIN
 
-unless a later try has told. Requests that wait here for others are bounded in bytes.
+unless a later try has told. A node that has lost touch with the others does not wait: one that has not may know better
+who leads. Requests that wait here for others are bounded in bytes.
 """
 
 import asyncio
@@ -148,6 +149,8 @@ class Routing:
                 left = _to_try_again(left, answers)
                 uncertain.update(item for item in left if isinstance(answers[item], errors.OutcomeUncertain))
             if not left or time_left < _SHORTEST_TRY or self._is_last(answers[left[0]]):
+                break
+            if not self._view.is_current():
                 break
             wanted = {mutation.shards[item]: before[mutation.shards[item]] for item in left}
             if await self._pause(wanted, min(next(waits), until - self._clock.elapsed())):

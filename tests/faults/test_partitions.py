@@ -1,0 +1,163 @@
+"""Nodes that are cut off, silently: from etcd, from the store, from their workers, from all; and one stream alone."""
+
+import asyncio
+
+import pytest
+from faults.cluster import HEARTBEAT
+from faults.cluster_of_nodes import EVERYTHING, SESSION, TAKEN_OVER, ClusterOfNodes, Link
+from faults.conftest import StartCluster
+from faults.recording_client import Ask
+from services.tcp_proxy import Direction
+
+from duecourse.model import bounds
+
+SILENT = bounds.SILENT_INTERVALS * HEARTBEAT + 2 * bounds.SECOND
+"""After so long a stream that is silent is given up, on a machine that is busy."""
+
+
+async def _until_moved(cluster: ClusterOfNodes, shards: set[int], to: set[str], limit: int = TAKEN_OVER) -> None:
+    """Wait until the store shows that these nodes hold the shards."""
+    async with asyncio.timeout(limit / bounds.SECOND):
+        while True:
+            found = await cluster.picture()
+            if all(shard.leader in to for shard in found.shards if shard.shard in shards):
+                return
+            await cluster.clock.sleep(20 * bounds.MILLISECOND)
+
+
+@pytest.mark.parametrize("directions", [(), (Direction.TO_CLIENT,)], ids=["both ways", "one way"])
+async def test_a_leader_that_is_cut_off_from_etcd_is_replaced_and_refused(
+    start_cluster: StartCluster, directions: tuple[Direction, ...], is_long: bool
+) -> None:
+    cluster = await start_cluster(links={"node-1": (Link.ETCD,)})
+    cut_off, etcd = cluster.nodes[0], cluster.links["node-1"][Link.ETCD]
+    cluster.start_worker("one")
+    cluster.start_worker("two")
+    async with cluster.load():
+        for _ in range(10 if is_long else 1):
+            await cluster.recovers("the start")
+            led = await cluster.leads(cut_off)
+            ended = len(cut_off.logged("term_ended"))
+            etcd.cut(*directions)
+            until = cluster.clock.elapsed() + TAKEN_OVER
+            while len(cut_off.logged("term_ended")) - ended < len(led):
+                await cluster.recovers("a cut from etcd, still cut off")
+                assert cluster.clock.elapsed() < until, f"it was not replaced: {cut_off.end_of_log()}"
+                await cluster.clock.sleep(bounds.SECOND // 2)
+            assert {line["reason"] for line in cut_off.logged("term_ended")[ended:]} == {"stale"}
+            assert etcd.faults["cut"]
+            etcd.heal()
+            await cluster.until_led(*cluster.nodes)
+    await cluster.settle()
+
+
+async def test_a_leader_that_is_cut_off_from_the_store_gives_its_shards_away(
+    start_cluster: StartCluster, is_long: bool
+) -> None:
+    cluster = await start_cluster(links={"node-1": (Link.STORE,)})
+    store = cluster.links["node-1"][Link.STORE]
+    cluster.start_worker("one")
+    cluster.start_worker("two")
+    async with cluster.load():
+        for _ in range(10 if is_long else 1):
+            await cluster.recovers("the start")
+            led = await cluster.leads(cluster.nodes[0])
+            store.cut()
+            await _until_moved(cluster, led, {"node-2", "node-3"}, 2 * TAKEN_OVER)
+            await cluster.recovers("a cut from the store, still cut off", TAKEN_OVER)
+            assert store.faults["cut"]
+            store.heal()
+            await cluster.until_led(*cluster.nodes)
+    await cluster.settle()
+    assert cluster.nodes[0].child.is_running
+
+
+async def test_a_node_and_workers_that_no_longer_hear_each_other_both_notice(
+    start_cluster: StartCluster, is_long: bool
+) -> None:
+    cluster = await start_cluster(links={"node-1": (Link.API,)})
+    cut_off, api = cluster.nodes[0], cluster.links["node-1"][Link.API]
+    worker = cluster.start_worker()
+    async with cluster.client() as client:
+        for number in range(10 if is_long else 1):
+            await cluster.recovers("the start")
+            (shard, *_) = await cluster.leads(cut_off)
+            running = [cluster.id_in(shard, f"running-{number}-{index}") for index in range(5)]
+            await client.submit(*[Ask(task_id, seconds=2) for task_id in running])
+            await cluster.until_started(*running)
+            api.cut()
+            await _until_streams(cluster, cut_off.name, 0, SILENT)
+            await cluster.clock.sleep(SESSION)
+            assert api.faults["cut"]
+            api.heal()
+            await _until_streams(cluster, cut_off.name, 1, 15 * bounds.SECOND)
+            await cluster.recovers("a cut from the worker")
+    await cluster.settle()
+    assert worker.is_running
+
+
+async def test_a_stream_that_is_swallowed_beside_others_is_replaced(start_cluster: StartCluster, is_long: bool) -> None:
+    cluster = await start_cluster(links={"node-1": (Link.API,)})
+    (proxy,) = cluster.links["node-1"][Link.API].each
+    cluster.start_worker()
+    async with cluster.load():
+        for _ in range(10 if is_long else 1):
+            await cluster.recovers("the start")
+            proxy.swallow()
+            # Submissions are served all the while, and what is due at this node waits for a new stream.
+            await cluster.recovers("a swallowed stream", 15 * bounds.SECOND)
+    assert proxy.faults["swallowed"]
+    assert not proxy.faults["reset"]
+    await cluster.settle()
+
+
+async def test_a_node_that_is_cut_off_from_everything_does_nothing_and_comes_back(
+    start_cluster: StartCluster, is_long: bool
+) -> None:
+    cluster = await start_cluster(links={"node-1": EVERYTHING})
+    cut_off, links = cluster.nodes[0], cluster.links["node-1"]
+    cluster.start_worker("one")
+    cluster.start_worker("two")
+    async with cluster.load():
+        for _ in range(10 if is_long else 1):
+            await cluster.recovers("the start")
+            for link in links.values():
+                link.cut()
+            await cluster.recovers("a cut from everything, still cut off", TAKEN_OVER)
+            await cluster.clock.sleep(cluster.source.randrange(2 * SESSION))
+            for link in links.values():
+                link.heal()
+            await cluster.until_led(*cluster.nodes)
+    assert all(link.faults["cut"] for link in links.values())
+    await cluster.settle()
+    assert cut_off.child.is_running
+
+
+async def test_a_node_that_is_cut_off_again_and_again_keeps_nobody_from_working(
+    start_cluster: StartCluster, is_long: bool
+) -> None:
+    cluster = await start_cluster(links={"node-1": (Link.ETCD, Link.STORE)})
+    links = cluster.links["node-1"]
+    cluster.start_worker("one")
+    cluster.start_worker("two")
+    async with cluster.load():
+        await cluster.recovers("the start")
+        for _ in range(100 if is_long else 3):
+            link = links[cluster.source.choice([Link.ETCD, Link.STORE])]
+            link.cut(*cluster.source.choice([(), (Direction.TO_CLIENT,), (Direction.TO_SERVER,)]))
+            await cluster.clock.sleep(cluster.source.randrange(bounds.SECOND, 3 * bounds.SECOND))
+            link.heal()
+            await cluster.clock.sleep(cluster.source.randrange(bounds.SECOND, 3 * bounds.SECOND))
+        assert sum(link.faults["cut"] for link in links.values()), "the fault did not fire"
+        await cluster.recovers("the last cut", 20 * bounds.SECOND)
+        await cluster.until_led(*cluster.nodes)
+    await cluster.settle()
+
+
+async def _until_streams(cluster: ClusterOfNodes, name: str, count: int, limit: int) -> None:
+    async with asyncio.timeout(limit / bounds.SECOND):
+        while True:
+            found = await cluster.picture()
+            if any(node.node_id == name and node.answered and node.worker_streams == count for node in found.nodes):
+                return
+            await cluster.clock.sleep(20 * bounds.MILLISECOND)
