@@ -22,8 +22,8 @@ from duecourse.server.leadership.session import Session
 from duecourse.server.leadership.vigil import Vigil, is_refused
 from duecourse.timing.clock import SystemClock
 
-SESSION = 30 * bounds.SECOND
-"""Far longer than any test lasts: what ends was revoked."""
+SESSION = 9 * bounds.SECOND
+"""Far longer than AT_ONCE: what ends within that was revoked."""
 AT_ONCE: Micros = 2 * bounds.SECOND
 
 clock = SystemClock()

@@ -27,7 +27,7 @@ from duecourse.server.etcd.keys import Candidate, Cluster, Keys
 from duecourse.server.etcd.mirror import REREAD_INTERVAL, Mirror
 from duecourse.server.leadership import Member, Taking
 from duecourse.server.leadership.election import Election
-from duecourse.server.leadership.membership import IsRefused, Membership
+from duecourse.server.leadership.membership import DRAINING, IsRefused, Membership
 from duecourse.server.leadership.placement import place
 from duecourse.server.leadership.seat import Seat
 from duecourse.server.leadership.session import DEFAULT_TTL, Session
@@ -36,7 +36,6 @@ from duecourse.server.storage import RaiseRefused, ShardRow, Stale
 from duecourse.server.telemetry import logs
 from duecourse.timing.clock import Clock
 
-DRAINING: Final = "it drains"
 STORE_AWAY: Final = "its store does not answer"
 HAND_OVERS_AT_ONCE: Final = 4
 UNLED_SESSIONS: Final = 2

@@ -29,6 +29,9 @@ from duecourse.timing.clock import Clock
 JOIN_MARGIN: Final[Micros] = 3 * bounds.SECOND
 """How long beyond a session's time a name may be taken: etcd looks for expired leases now and then only."""
 
+DRAINING: Final = "it drains"
+"""Why a node is not eligible that is about to end."""
+
 _POLL: Final[Micros] = 100 * bounds.MILLISECOND
 
 _log = logs.get("leadership")
@@ -74,13 +77,14 @@ class Membership:
         self._present: dict[str, Presence] = {}
         self._members: list[Member] = []
         self._told: Member | None = None
-        self._has_joined = False
+        self._joined_at: int | None = None
+        """The revision as of which the key is this node's."""
         mirror.subscribe(self._changed)
 
     @property
     def has_joined(self) -> bool:
         """Whether the others can see this node."""
-        return self._has_joined
+        return self._joined_at is not None
 
     def members(self) -> Sequence[Member]:
         """Return the live nodes, by name."""
@@ -97,14 +101,15 @@ class Membership:
 
     def tell(self, member: Member) -> None:
         """Have the others know this description of the node."""
-        if member != self._told and self._has_joined:
+        if member != self._told and self.has_joined:
             self._told = member
             self._session.keep(self._key, format_member(member, self._incarnation))
 
     def check_name(self) -> None:
         """Look whether another node bears this node's name. Raises DuplicateNode."""
         found = self._mirror.get(self._key)
-        if self._has_joined and found is not None:
+        # What the mirror shows may be older than this node's key: that of its last run.
+        if self._joined_at is not None and found is not None and found.modified > self._joined_at:
             other = parse_member(found)
             if other is not None and other.incarnation != self._incarnation:
                 raise DuplicateNode(self._node_id, other.member.address)
@@ -125,7 +130,6 @@ class Membership:
             if self._clock.elapsed() > until:
                 raise DuplicateNode(self._node_id, other.member.address)
             await self._clock.sleep(_POLL)
-        self._has_joined = True
         self.tell(member)
 
     async def _try_join(self, member: Member) -> Presence | None:
@@ -137,10 +141,12 @@ class Membership:
             [transaction.get(self._key)],
         )
         if outcome.succeeded:
+            self._joined_at = outcome.revision
             return None
         found = outcome.found(0)[0]
         other = parse_member(found)
         if other is not None and other.incarnation == self._incarnation:
+            self._joined_at = found.modified
             return None
         address = other.member.peer_address if other is not None else ""
         if address and (address == member.peer_address or await self._is_refused(address)):

@@ -140,14 +140,21 @@ class Seat:
                     taking.give_up(self.shard, ELECTION_LOST, over)
                     return True
                 if self.successor is not None:
-                    async with self._turns:
-                        await taking.hand_over(self.shard)
+                    await self._hand_over(elected, taking)
                     return False
                 if self._refused_by is not None or claim.is_spent:
                     taking.give_up(self.shard, ELECTION_LOST, "the store refuses the claim")
                     self._tell_refusal()
                     return False
                 await self._news.wait()
+
+    async def _hand_over(self, elected: Elected, taking: Taking) -> None:
+        async with self._turns:
+            over = self._election.why_over(elected)
+            if over is None:
+                await taking.hand_over(self.shard)
+            else:
+                taking.give_up(self.shard, ELECTION_LOST, over)
 
     def _tell_refusal(self) -> None:
         """Tell who refused, once for each."""

@@ -20,7 +20,7 @@ from duecourse.model.instants import Micros
 from duecourse.server.config import host_and_port
 from duecourse.server.etcd.client import EtcdClient
 from duecourse.server.etcd.errors import EtcdError
-from duecourse.server.leadership.membership import Membership, Presence
+from duecourse.server.leadership.membership import DRAINING, Membership, Presence
 from duecourse.server.telemetry import logs
 from duecourse.timing import backoff
 from duecourse.timing.clock import Clock
@@ -87,7 +87,7 @@ class Vigil:
     async def _revoke(self, other: Presence) -> bool:
         """End the session of a node that is dead; False if etcd does not answer."""
         known = self._membership.get(other.member.node_id)
-        if known is None or known.ineligible_reason:
+        if known is None or known.ineligible_reason == DRAINING:
             # It says that it goes, and takes its session with it.
             return False
         _log.warning("peer_died", node=known.node_id, address=known.peer_address, lease=f"{other.lease:x}")
