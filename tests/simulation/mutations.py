@@ -19,6 +19,12 @@ class Mutation:
     file: str
     before: str
     after: str
+    like: str = ""
+    """The report of a fault of this kind in another system."""
+    is_blind: bool = False
+    """Written from the code alone, without a thought of what is checked."""
+    why_not_found: str = ""
+    """If it is known to survive: what makes up for it."""
 
 
 MUTATIONS: Final = (
@@ -40,6 +46,7 @@ MUTATIONS: Final = (
         f"{_SERVER}/storage/memory.py",
         "            return stale\n        ended = sorted(",
         "            pass\n        ended = sorted(",
+        like="temporalio/temporal#12016",
     ),
     Mutation(
         "an epoch is not raised",
@@ -53,12 +60,14 @@ MUTATIONS: Final = (
         f"{_SERVER}/storage/memory.py",
         "            if record is None or record.progress.revision != update.progress.revision - 1:",
         "            if record is None:",
+        like="quartz-scheduler/quartz#107",
     ),
     Mutation(
         "attempts counted when they start, not when they are granted",
         f"{_SERVER}/core/lifecycle.py",
         "        last.attempts_used + 1,\n",
         "        last.attempts_used,\n",
+        like="oban-bg/oban#137",
     ),
     Mutation(
         "one attempt more than allowed",
@@ -71,12 +80,14 @@ MUTATIONS: Final = (
         f"{_SERVER}/core/lifecycle.py",
         "    if task.progress.cancel_requested:\n        return TaskState.CANCELLED, None\n",
         "",
+        like="riverqueue/river#141",
     ),
     Mutation(
         "a lease renewed by a stream that is dead",
         f"{_SERVER}/core/lease.py",
         "        return max(self.unexpired_until, self.holder.renewed_at + self.duration)",
         "        return max(self.unexpired_until, self.holder.renewed_at + 1000 * self.duration)",
+        like="hatchet-dev/hatchet#4824",
     ),
     Mutation(
         "a cursor that is not moved back where a head is cut",
@@ -113,6 +124,7 @@ MUTATIONS: Final = (
         f"{_SERVER}/core/cancellations.py",
         "            self._lines.update(task, lifecycle.cancel_requested(last, answers), event, out)\n",
         "            self._ask(task, event, now, out)\n",
+        like="celery/celery#1007",
     ),
     Mutation(
         "a lease called lost without a read",
@@ -137,20 +149,6 @@ MUTATIONS: Final = (
         f"{_SERVER}/shards/lanes.py",
         "                self._ends.uncertain(shard, answer.detail, piece.writes)\n",
         "                return True\n",
-    ),
-    Mutation(
-        "a shard raised only over terms of its own from the beginning",
-        f"{_SERVER}/shards/terms.py",
-        "            requests.append(RaiseRequest(shard, holder, None, held and (*held, holder)))\n",
-        "            only = (*(held or (b"
-        ",)), holder)\n"
-        "            requests.append(RaiseRequest(shard, holder, None, only))\n",
-    ),
-    Mutation(
-        "leases are not loaded with a term",
-        f"{_SERVER}/shards/terms.py",
-        "                HeldLoaded([task for task in held.tasks if task.shard == number], raised[number].raises),\n",
-        "                HeldLoaded([], raised[number].raises),\n",
     ),
     Mutation(
         "a bucket whose load failed is not loaded again",
@@ -205,5 +203,179 @@ MUTATIONS: Final = (
         f"{_WORKER}/stream.py",
         "        if is_stuck or self._protocol.is_silent(stream, now):\n",
         "        if is_stuck:\n",
+    ),
+    Mutation(
+        "leases are not loaded with a term",
+        f"{_SERVER}/shards/beginnings.py",
+        "[task for task in held.tasks if task.shard == number], raised[number].raises",
+        "[], raised[number].raises",
+    ),
+    # What takes several nodes.
+    Mutation(
+        "terms raised without a higher election revision",
+        f"{_SERVER}/leadership/seat.py",
+        "Claim(first_epoch(self._cluster, elected.revision))",
+        "Claim()",
+    ),
+    Mutation(
+        "a rebound store gets epochs from where they began",
+        f"{_SERVER}/leadership/identity.py",
+        "epoch_base=Epoch(highest))",
+        "epoch_base=Epoch(0))",
+    ),
+    Mutation(
+        "a term kept after its election key is gone",
+        f"{_SERVER}/leadership/seat.py",
+        "                if over is not None:\n",
+        "                if over is not None and not over:\n",
+    ),
+    Mutation(
+        "a shard resigned before its term is over",
+        f"{_SERVER}/leadership/seat.py",
+        "                await taking.hand_over(self.shard)\n",
+        "                pass\n",
+    ),
+    Mutation(
+        "elected although others stand before",
+        f"{_SERVER}/leadership/election.py",
+        "            if first is not None and first.revision == candidacy.revision:\n",
+        "            if first is not None:\n",
+    ),
+    Mutation(
+        "a node without its store goes on to lead",
+        f"{_SERVER}/leadership/clustered.py",
+        "        return self._taking.store_missed_for() > bounds.STORE_MISSED\n",
+        "        return self._taking.store_missed_for() < 0\n",
+    ),
+    Mutation(
+        "a candidacy that is not wanted any more stays",
+        f"{_SERVER}/leadership/standings.py",
+        "            if own is not None and shard not in self._wanted:\n",
+        "            if own is not None and shard in ():\n",
+    ),
+    Mutation(
+        "a new session without the keys of the old one",
+        f"{_SERVER}/leadership/session.py",
+        "        for key, value in list(self._kept.items()):\n",
+        "        for key, value in [self._kept.popitem() for _ in range(len(self._kept))]:\n",
+    ),
+    Mutation(
+        "answers of several nodes put together in the wrong order",
+        f"{_SERVER}/rpc/routing.py",
+        "            for item, answer in zip(part, await found, strict=True):\n",
+        "            for item, answer in zip(reversed(part), await found, strict=True):\n",
+    ),
+    Mutation(
+        "due by the node's own clock",
+        f"{_SERVER}/clock/cluster_clock.py",
+        "        return self._discipline.now(self._local.elapsed())\n",
+        "        wall = self._local.wall()\n        return Now(wall, wall, self._local.elapsed())\n",
+        like="rq/rq-scheduler#246",
+    ),
+    Mutation(
+        "any step of the store's clock is followed",
+        f"{_SERVER}/clock/discipline.py",
+        "        elif is_accepted or abs(gap) <= bounds.MAX_OFFSET:\n",
+        "        elif is_accepted or gap:\n",
+        like="citusdata/pg_cron#105",
+    ),
+    Mutation(
+        "due within the uncertainty of the clock",
+        f"{_SERVER}/core/near.py",
+        "        while due and due[0][0] <= earliest:\n",
+        "        while due and due[0][0] <= earliest + 1_000:\n",
+    ),
+    Mutation(
+        "a lease expires by the time since its grant",
+        f"{_SERVER}/core/lease.py",
+        "        return max(self.unexpired_until, self.holder.renewed_at + self.duration)\n",
+        "        return self.unexpired_until\n",
+        like="hexpm/hexpm#1825",
+    ),
+    Mutation(
+        "an outcome repeated in other words is said to be recorded",
+        f"{_SERVER}/core/shard.py",
+        "        elif attempt.outcome_digest == end.digest:\n",
+        "        elif attempt.outcome_digest:\n",
+        like="OptimalBits/bull#308",
+    ),
+    # Written from the code alone.
+    Mutation(
+        "the last of those that are due together is left out",
+        f"{_SERVER}/core/near.py",
+        "                task.is_ready = True\n                ready.append(task)\n\n    def next_due",
+        "                task.is_ready = True\n                if not ready or due:\n"
+        "                    ready.append(task)\n\n    def next_due",
+        is_blind=True,
+    ),
+    Mutation(
+        "deadlines are not watched",
+        f"{_SERVER}/core/near.py",
+        "            self.with_deadline.add(task)\n",
+        "            self.with_deadline.discard(task)\n",
+        is_blind=True,
+    ),
+    Mutation(
+        "a lane that runs low is not read on",
+        f"{_SERVER}/core/near.py",
+        "                    self._low.add(head)\n",
+        "                    self._low.discard(head)\n",
+        is_blind=True,
+    ),
+    Mutation(
+        "a new holder keeps the old number of its assignment",
+        f"{_SERVER}/core/leases.py",
+        "            lease.assignment_number = 0\n",
+        "            lease.assignment_number += 0\n",
+        is_blind=True,
+    ),
+    Mutation(
+        "a pause of the node counts as silence of its workers",
+        f"{_SERVER}/core/leases.py",
+        "            lease.unexpired_until = lease.expires_at() + gap\n",
+        "            lease.unexpired_until = lease.expires_at()\n",
+        is_blind=True,
+    ),
+    Mutation(
+        "a handler that is to stop gets no grace",
+        f"{_SERVER}/core/leases.py",
+        "            if now.elapsed >= lease.stop_asked_at + bounds.STOP_GRACE:\n",
+        "            if now.elapsed >= lease.stop_asked_at:\n",
+        is_blind=True,
+    ),
+    Mutation(
+        "a term begun though its claim is gone",
+        f"{_SERVER}/shards/beginnings.py",
+        "            if self.claims.get(number) is claims[number]\n",
+        "            if number in claims\n",
+        is_blind=True,
+    ),
+    Mutation(
+        "the cuts of a bucket are not handed to the shard",
+        f"{_SERVER}/shards/buckets.py",
+        "BucketsLoaded(tasks[number], cuts[number])",
+        "BucketsLoaded(tasks[number], {})",
+        is_blind=True,
+    ),
+    Mutation(
+        "withdrawn credit counts as free at once",
+        f"{_WORKER}/credit.py",
+        "        self.withdrawing = count - untold\n",
+        "        self.withdrawing = 0\n",
+        is_blind=True,
+    ),
+    Mutation(
+        "a worker believes the refusal of a stream for ever",
+        f"{_WORKER}/reach.py",
+        "        self._refused.pop(stream.address, None)\n",
+        "        self._refused.get(stream.address, None)\n",
+        is_blind=True,
+    ),
+    Mutation(
+        "attempts wait no longer from one to the next",
+        f"{_SERVER}/core/retry.py",
+        "        wait = policy.initial_backoff * math.exp(growth)\n",
+        "        wait = policy.initial_backoff * growth\n",
+        is_blind=True,
     ),
 )

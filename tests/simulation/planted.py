@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from simulation.mutations import MUTATIONS, Mutation
+from simulation.plan import Kind
 
 _ROOT: Final = Path(__file__).parent.parent.parent
 _SOURCES: Final = ("server", "worker", "client", "proto/gen")
@@ -24,7 +25,7 @@ _SEEDS_CODE: Final = """
 import sys
 from simulation import plan, world
 for seed in range(int(sys.argv[1])):
-    result = world.run(plan.draw(seed))
+    result = world.run(plan.draw(seed, plan.Kind(sys.argv[2])))
     if result.violations:
         print(seed + 1, result.violations[0])
         break
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="simulation.planted", description="Plant faults and see them found.")
     parser.add_argument("--seeds", type=int, default=2_000, help="give up after so many seeds (default: 2000)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument("--kind", type=Kind, choices=list(Kind), default=Kind.CLUSTER, help="(default: cluster)")
     parser.add_argument("--only", default="", help="only mutations whose name contains this")
     given = parser.parse_args(arguments)
     # Without a fault nothing may be found: else it would prove nothing that something is.
@@ -43,18 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     survivors = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
         tries = [
-            pool.submit(_try, mutation, Path(folder) / str(number), given.seeds)
+            pool.submit(_try, mutation, Path(folder) / str(number), given.seeds, given.kind)
             for number, mutation in enumerate(wanted)
         ]
         for mutation, tried in zip(wanted, tries, strict=True):
             is_found, told = tried.result()
-            survivors += is_found is (mutation is _NOTHING)
+            survives = mutation is _NOTHING or bool(mutation.why_not_found)
+            survivors += is_found is survives
             print(f"{mutation.name:62} {told}", flush=True)
     print(f"{len(wanted) - survivors} of {len(wanted)} came out as they should")
     return 1 if survivors else 0
 
 
-def _try(mutation: Mutation, folder: Path, seeds: int) -> tuple[bool, str]:
+def _try(mutation: Mutation, folder: Path, seeds: int, kind: Kind) -> tuple[bool, str]:
     """Plant a fault in a copy, and run seeds until one finds it."""
     for source in _SOURCES:
         shutil.copytree(_ROOT / source, folder / source, ignore=shutil.ignore_patterns("__pycache__"))
@@ -67,7 +70,7 @@ def _try(mutation: Mutation, folder: Path, seeds: int) -> tuple[bool, str]:
     path.write_text(text.replace(mutation.before, mutation.after), encoding="utf-8")
     paths = [str(folder / source) for source in (*_SOURCES, "tests")]
     ran = subprocess.run(
-        [sys.executable, "-c", _SEEDS_CODE, str(seeds)],
+        [sys.executable, "-c", _SEEDS_CODE, str(seeds), kind],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
@@ -79,7 +82,7 @@ def _try(mutation: Mutation, folder: Path, seeds: int) -> tuple[bool, str]:
         return False, f"broke the simulation: {ran.stderr[-200:]}"
     tried, _, violation = ran.stdout.strip().partition(" ")
     if not tried:
-        return False, f"SURVIVES {seeds} seeds"
+        return False, f"SURVIVES {seeds} seeds" + (f": {mutation.why_not_found}" if mutation.why_not_found else "")
     return True, f"found by seed {tried}: {violation[:90]}"
 
 

@@ -24,8 +24,8 @@ from simulation.hosts import Brief, Submitter, Worker
 from simulation.loop import Deadlock, Process, SimulationLoop
 from simulation.network import Network
 from simulation.nodes import Node
-from simulation.operator import Operator
 from simulation.plan import Kind, Plan
+from simulation.repair import Operator
 from simulation.store import Link, SimulatedStore
 
 from duecourse.model import bounds
