@@ -48,7 +48,10 @@ class Clocks:
         await self.cluster.store.execute(_REFERENCE.format(ahead))
 
     def set_node(self, ahead: Micros) -> None:
-        self.error_file.write_text(f"{ahead}")
+        # In one step: the node reads it at any moment.
+        whole = self.error_file.with_suffix(".new")
+        whole.write_text(f"{ahead}")
+        whole.replace(self.error_file)
 
     async def accept(self) -> None:
         """Do as an operator does."""
