@@ -38,7 +38,7 @@ async def test_a_postgres_that_is_restarted_costs_nothing_but_time(
     async with cluster.load(), cluster.client() as client:
         for _ in range(5 if is_long else 1):
             await cluster.recovers("the start")
-            await _end(own_postgres, how, await _postmaster(cluster), cluster)
+            await _end(own_postgres, how, await postmaster_of(cluster), cluster)
             await cluster.refuses(client, _DEADLINE)
             await own_postgres.start()
             await cluster.recovers(f"restart, {how}")
@@ -120,7 +120,7 @@ async def test_a_frozen_postgres_is_answered_unavailable_and_lived_through(
             # Nothing is under way at first: a backend that is frozen in the middle of a commit keeps its locks.
             await cluster.comes_to_rest()
             await client.submit(*cluster.ask_many(f"due-{number}", 100, 4 * bounds.SECOND, after=2 * bounds.SECOND))
-            postmaster = await _postmaster(cluster)
+            postmaster = await postmaster_of(cluster)
             if who == "the whole server":
                 pids = [postmaster, *children_of(postmaster)]
             else:
@@ -179,6 +179,6 @@ async def test_a_read_only_postgres_is_answered_unavailable_until_it_takes_write
     await cluster.settle()
 
 
-async def _postmaster(cluster: Cluster) -> int:
+async def postmaster_of(cluster: Cluster) -> int:
     (row,) = await cluster.store.fetch("SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
     return parent_of(row["pid"])
