@@ -8,10 +8,10 @@ from services.waiting import until
 
 from duecourse.model import bounds
 from duecourse.server.core.effects import Submitted
-from duecourse.server.core.errors import DomainError, NoLeader, NotShardLeader
+from duecourse.server.core.errors import DomainError, NoLeader, NotShardLeader, OutcomeUncertain
 from duecourse.server.core.task import ShardId
 from duecourse.server.etcd.keys import Keys
-from duecourse.server.leadership import DuplicateNode
+from duecourse.server.leadership import RAISES_PER_CLAIM, DuplicateNode
 from duecourse.timing.clock import SystemClock
 
 clock = SystemClock()
@@ -207,6 +207,39 @@ async def test_a_shard_that_breaks_begins_anew_without_etcd_and_does_not_spin(cl
     assert cluster.epochs()[ShardId(1)] == before[ShardId(1)] + 4
     assert a.scheduler.terms.failing() == {ShardId(1)}
     a.etcd.heal()
+
+
+async def test_a_claim_that_has_no_epoch_left_is_given_up_for_a_new_one(cluster: InProcessCluster) -> None:
+    a = await cluster.start("a")
+    await until(lambda: cluster.leads_all(a))
+    shard = ShardId(6)
+    first = cluster.epochs()[shard]
+    claim = a.scheduler.terms._beginnings.claims[shard]
+    claim._raises = RAISES_PER_CLAIM
+    assert claim.is_spent
+    a.scheduler.terms.uncertain(a.scheduler.loop.shards[shard], "the answer was lost", [])
+    await until(lambda: cluster.leads_all(a))
+    assert cluster.epochs()[shard] >= first + RAISES_PER_CLAIM
+
+
+async def test_a_hand_over_does_not_wait_for_a_store_that_refuses(cluster: InProcessCluster) -> None:
+    a = await cluster.start("a")
+    await until(lambda: cluster.leads_all(a))
+    await cluster.start("b")
+    await until(lambda: len(a.led) == SHARDS // 2)
+    shard = next(iter(a.led))
+    a.store.commit_time = bounds.SECOND
+    async with asyncio.TaskGroup() as group:
+        names = (f"t{number}" for number in range(10_000))
+        task_id = next(name for name in names if a.scheduler.loop.shard_of("default", name) == shard)
+        submitting = group.create_task(a.submit(task_id))
+        await until(lambda: a.scheduler.loop.shards[shard].lines.busy)
+        before = clock.elapsed()
+        await a.scheduler.terms.hand_over(shard)
+        assert clock.elapsed() - before < bounds.SECOND
+    # It was on its way: whether it was applied is told by its answer, and by nothing else.
+    (answer,) = submitting.result()
+    assert isinstance(answer, OutcomeUncertain)
 
 
 async def test_a_node_that_was_replaced_behind_its_back_looks_at_the_election_again(cluster: InProcessCluster) -> None:
