@@ -144,6 +144,10 @@ class Checker:
                 self._rows[shard] = (Fence(shard, fence.epoch, b""), process, at)
         self.strike(moment, process)
 
+    def knew_time(self, process: Process, at: Micros) -> None:
+        """Note what a process knows of the store's clock."""
+        self.reference.was_read(process, at)
+
     # What the store applies.
 
     def applied(self, process: Process, batches: Sequence[ShardBatch], answers: Mapping[ShardId, CommitAnswer]) -> None:
@@ -311,7 +315,7 @@ class Checker:
         if last is not None and attempt.fencing_token <= last.fencing_token:
             self.fail("P4", f"{key.task_id}: fencing token {attempt.fencing_token} after {last.fencing_token}", key)
         due_time = before.due_time or 0
-        if attempt.lease_time < due_time or due_time > self.reference.reached():
+        if attempt.lease_time < due_time or due_time > self.reference.reached(process):
             self.fail("S3", f"{key.task_id} was granted {due_time - attempt.lease_time} us before it was due", key)
         self.grants[attempt.lease_token] = record.grants[attempt.number] = Grant(attempt, record, process)
 
@@ -339,6 +343,8 @@ class Checker:
     def client_says(self, client: Process, method: str, message: Any) -> None:
         """Remember what a worker says of its attempts' ends."""
         if not isinstance(message, worker_service_pb2.StreamAssignmentsRequest):
+            if not client.name.startswith("client"):
+                self.coverage[f"node passes {method.rpartition('/')[2]} on"] += 1
             return
         event = message.WhichOneof("event")
         self.coverage[f"worker says {event}"] += 1

@@ -1,9 +1,10 @@
 """The clock of one simulated machine: its wall clock may be off, jump and drift, its elapsed time runs almost right."""
 
 import asyncio
+from bisect import bisect_right
 from typing import Final
 
-from simulation.loop import SimulationLoop
+from simulation.loop import Process, SimulationLoop
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros, Now
@@ -13,24 +14,33 @@ START: Final[Micros] = 1_800_000_000 * bounds.SECOND
 
 
 class Reference:
-    """The store's clock, which all nodes follow: what it shows, and what is to be followed of that."""
+    """The store's clock, which all nodes follow: what it shows, and what is to be followed of that.
+
+    A node that has not read it since it was set back does not know of that, and goes on from what it read last.
+    """
 
     def __init__(self, loop: SimulationLoop) -> None:
         self._loop = loop
         self._offset: Micros = 0
-        self._followed: Micros = 0
-        self._reached: Micros = 0
+        self._followed: list[tuple[Micros, Micros]] = [(0, 0)]
+        """Since when, how far it was off and to be followed."""
+        self._read_at: dict[Process, Micros] = {}
+        self._reached: dict[Process, Micros] = {}
 
     def read(self) -> Micros:
         """Return what it shows."""
         return START + self._loop.now + self._offset
 
+    def was_read(self, process: Process, at: Micros) -> None:
+        """Note that a process knows what it showed at a time. Until now it went by what it had read before."""
+        self.reached(process)
+        self._read_at[process] = at
+
     def jump(self, by: Micros) -> None:
         """Set it forward or back; a large step is not to be followed."""
-        self.reached()
         self._offset += by
-        if abs(self._offset - self._followed) <= bounds.MAX_OFFSET:
-            self._followed = self._offset
+        if abs(self._offset - self._followed[-1][1]) <= bounds.MAX_OFFSET:
+            self.accept()
 
     def mend(self) -> None:
         """Set it right."""
@@ -38,13 +48,16 @@ class Reference:
 
     def accept(self) -> None:
         """Note that all nodes may follow it from now on."""
-        self.reached()
-        self._followed = self._offset
+        self._followed.append((self._loop.now, self._offset))
 
-    def reached(self) -> Micros:
-        """Return what the cluster clock shows at most; it stands still where it would have to go back."""
-        self._reached = max(self._reached, START + self._loop.now + self._followed)
-        return self._reached
+    def reached(self, process: Process) -> Micros:
+        """Return what a node's cluster clock shows at most; it stands still where it would have to go back."""
+        read_at = self._read_at.get(process, 0)
+        since = bisect_right(self._followed, (read_at, 2**63)) - 1
+        offset = max(offset for _, offset in self._followed[max(0, since) :])
+        reached = max(self._reached.get(process, 0), START + self._loop.now + offset)
+        self._reached[process] = reached
+        return reached
 
 
 class MachineClock:

@@ -37,6 +37,8 @@ _OF_KIND: Final = {
     Kind.CLUSTER: (
         *(f"fault {fault}" for fault in CLUSTER_FAULTS),
         *(f"node left {leaving}" for leaving in Leaving if leaving is not Leaving.NOTHING),
+        *(f"node says {event}" for event in ("demand", "cluster_changed", "term_ended")),
+        *(f"node passes {call} on" for call in ("SubmitTask", "SubmitTasks", "CancelTask")),
         "etcd txn applied",
         "store rebound",
         "clock accepted",

@@ -217,7 +217,7 @@ def draw(seed: int, kind: Kind = Kind.CLUSTER) -> Plan:
     """Draw the plan of a seed."""
     source = random.Random(f"{seed} plan" if kind is Kind.SOLO else f"{seed} {kind} plan")
     setup = _setup(source, kind)
-    tasks = [_task(source, number, setup) for number in range(source.randint(100, 140))]
+    tasks = [_task(source, number, setup) for number in range(source.randint(100, 140 if kind is Kind.SOLO else 115))]
     faults = sorted((_fault(source, setup) for _ in range(source.randint(5, 12))), key=lambda fault: fault.at)
     return Plan(seed=seed, setup=setup, tasks=tasks, faults=faults)
 
@@ -243,7 +243,7 @@ def _setup(source: random.Random, kind: Kind) -> Setup:
         retention=source.choice((bounds.HOUR, bounds.HOUR, 5 * bounds.SECOND)),
         step=source.choice((1, 5, 40)),
         is_shuffled=source.random() < 0.5,
-        duration=source.randint(30, 45 if is_solo else 38) * bounds.SECOND,
+        duration=source.randint(*((30, 45) if is_solo else (22, 30))) * bounds.SECOND,
         leaves_paused=source.random() < 0.5,
         leaving=Leaving.NOTHING if is_solo else source.choice((Leaving.NOTHING, *Leaving)),
     )

@@ -73,6 +73,10 @@ class Observer(Protocol):
         """See a purge that was applied or refused."""
         ...
 
+    def knew_time(self, process: Process, at: Micros) -> None:
+        """See a process learn what the store's clock showed at a time."""
+        ...
+
     def happened(self, moment: str, process: Process) -> None:
         """See a moment go by at which a fault may strike."""
         ...
@@ -88,6 +92,9 @@ class Quiet:
         """Look away."""
 
     def purged(self, process: Process, fence: Fence, ended_before: Micros) -> None:
+        """Look away."""
+
+    def knew_time(self, process: Process, at: Micros) -> None:
         """Look away."""
 
     def happened(self, moment: str, process: Process) -> None:
@@ -230,7 +237,16 @@ class SimulatedStore:
 
     async def read_clock(self) -> StoreClock:
         """Read the store's clock."""
-        return await self._read(lambda: _now(self._backing.read_clock()))
+        applied: list[tuple[StoreClock, float]] = []
+
+        def apply() -> StoreClock:
+            read = _now(self._backing.read_clock())
+            applied.append((read, asyncio.get_running_loop().time()))
+            return read
+
+        read = await self._read(apply)
+        self._observer.knew_time(self._process, int(applied[0][1] * bounds.SECOND))
+        return read
 
     async def accept_clock(self, near: Micros | None, by: str, wall_clock_offset: Micros) -> Micros | None:
         """Have all nodes follow the store's clock."""
