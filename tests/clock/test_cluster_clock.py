@@ -95,6 +95,12 @@ async def test_before_it_knows_whether_there_are_others_it_accepts_nothing(node:
     node.others = ()
     await node.passes(bounds.SECOND)
     assert node.clock.is_set
+    node.others, node.local.error, node.reference.ahead = None, bounds.HOUR, bounds.HOUR
+    await node.passes(bounds.SECOND)
+    assert len(node.clock.alarms()) == 2
+    node.others = ()
+    await node.passes(bounds.SECOND)
+    assert node.clock.alarms() == []
 
 
 async def test_without_readings_it_goes_on_and_says_so(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,7 +107,9 @@ class Discipline:
             self._go_on(projection, seen)
             time, own = seen.middle(reading.received), projection.middle(reading.received)
             self.refused = time - own
-            walls = [wall, *(own + offset for offset in others or ())]
+            if others is None:
+                return Advice.NOTHING
+            walls = [wall, *(own + offset for offset in others)]
             agreeing = sum(_agree(one, time) for one in walls)
             return Advice.ACCEPT if 2 * agreeing > len(walls) else Advice.NOTHING
         return Advice.CONFIRM if abs(reading.time - record.confirmed) >= CLOCK_CONFIRMED_EVERY else Advice.NOTHING
