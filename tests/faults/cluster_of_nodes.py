@@ -163,6 +163,11 @@ class ClusterOfNodes(Cluster):
         names = {one.shard: one.leader for one in (await self.picture()).shards}
         return next(node for node in self.nodes if node.name == names[shard])
 
+    async def epochs(self) -> dict[int, int]:
+        """Return the epoch of each shard, as the store has it."""
+        rows = await self.store.fetch("SELECT shard, epoch FROM duecourse.shard")
+        return {row["shard"]: row["epoch"] for row in rows}
+
     async def until_led(self, *nodes: NodeProcess, limit: Micros = SETTLED) -> Micros:
         """Wait until these nodes, and no others, lead all shards, each its share; returns how long that took."""
         began = self.clock.elapsed()

@@ -1,7 +1,7 @@
 """Faults of etcd, by which nodes agree who leads: away, without a member, its keys and leases and history gone."""
 
 import pytest
-from faults.cluster_of_nodes import ClusterOfNodes, Link
+from faults.cluster_of_nodes import Link
 from faults.conftest import StartCluster
 from services.etcd import EtcdCluster
 from services.postgres import SHARDS
@@ -11,18 +11,13 @@ from duecourse.server.core.task import ShardId
 from duecourse.server.etcd.keys import Keys
 
 
-async def _epochs(cluster: ClusterOfNodes) -> dict[int, int]:
-    rows = await cluster.store.fetch("SELECT shard, epoch FROM duecourse.shard")
-    return {row["shard"]: row["epoch"] for row in rows}
-
-
 async def test_a_member_that_dies_or_freezes_moves_no_shard(
     start_cluster: StartCluster, etcd_of_three: EtcdCluster, is_long: bool
 ) -> None:
     # An etcd of three elects a leader within 2.2 s.
     cluster = await start_cluster(own_etcd=etcd_of_three, session="6s")
     cluster.start_worker()
-    before = await _epochs(cluster)
+    before = await cluster.epochs()
     async with cluster.load():
         await cluster.recovers("the start")
         for _ in range(5 if is_long else 1):
@@ -37,7 +32,7 @@ async def test_a_member_that_dies_or_freezes_moves_no_shard(
             await cluster.recovers("a frozen member")
             follower.thaw()
             await etcd_of_three.wait_healthy()
-    assert await _epochs(cluster) == before
+    assert await cluster.epochs() == before
     await cluster.settle()
 
 
@@ -47,7 +42,7 @@ async def test_without_etcd_firing_goes_on_and_with_it_everything_does(
     cluster = await start_cluster(own_etcd=own_etcd)
     cluster.start_worker("one")
     cluster.start_worker("two")
-    before = await _epochs(cluster)
+    before = await cluster.epochs()
     away = (30 if is_long else 8) * bounds.SECOND
     async with cluster.load(), cluster.client() as client:
         await cluster.recovers("the start")
@@ -58,7 +53,7 @@ async def test_without_etcd_firing_goes_on_and_with_it_everything_does(
         assert await cluster.recovers("the loss of etcd, still away") < 2 * bounds.SECOND
         await cluster.until_started(*(ask.task_id for ask in asks), limit=away)
         await cluster.clock.sleep(max(0, began + away - cluster.clock.elapsed()))
-        assert await _epochs(cluster) == before, "shards moved without etcd"
+        assert await cluster.epochs() == before, "shards moved without etcd"
         await own_etcd.start()
         await cluster.until_led(*cluster.nodes)
         # And it counts again, for those that were there all the time.
@@ -83,12 +78,12 @@ async def test_a_node_whose_lease_is_revoked_gives_way_at_once_and_comes_back(
             await cluster.recovers("the start")
             node = cluster.nodes[number % 3]
             led = await cluster.leads(node)
-            before = await _epochs(cluster)
+            before = await cluster.epochs()
             _, lease = await etcd.first(Keys(cluster.etcd_prefix).member(node.name))
             await etcd.revoke(lease)
             await cluster.recovers(f"the revocation of {node.name}'s lease")
             await cluster.until_led(*cluster.nodes)
-            after = await _epochs(cluster)
+            after = await cluster.epochs()
             assert all(after[shard] > before[shard] for shard in led), "the fault did not fire"
             assert len(node.logged("session_lost")) > number // 3
     await cluster.settle()
@@ -104,13 +99,13 @@ async def test_a_leader_whose_election_key_is_deleted_gives_way_at_once(
     async with cluster.load():
         for _ in range(10 if is_long else 1):
             await cluster.recovers("the start")
-            before = await _epochs(cluster)
+            before = await cluster.epochs()
             for shard in range(SHARDS):
                 key, _ = await etcd.first(keys.election(ShardId(shard)))
                 assert await etcd.delete(key) == 1
             await cluster.recovers("the loss of all election keys")
             await cluster.until_led(*cluster.nodes)
-            after = await _epochs(cluster)
+            after = await cluster.epochs()
             assert all(after[shard] > before[shard] for shard in range(SHARDS))
     ended = [line for node in cluster.nodes for line in node.logged("term_ended")]
     assert sum(line["reason"] == "election_lost" for line in ended) >= SHARDS

@@ -102,22 +102,17 @@ async def test_a_postgres_that_has_forgotten_the_latest_terms_never_gets_an_epoc
             await cluster.recovers(f"kill -9 of {victim.name}")
             await victim.start()
             await cluster.until_led(*cluster.nodes)
-            seen = await _epochs(cluster)
+            seen = await cluster.epochs()
             await cluster.store.execute(
                 "UPDATE duecourse.shard now SET epoch = older.epoch, holder = older.holder"
                 " FROM audit.older older WHERE older.shard = now.shard",
                 unseen=True,
             )
-            fallen = [shard for shard, epoch in (await _epochs(cluster)).items() if epoch < seen[shard]]
+            fallen = [shard for shard, epoch in (await cluster.epochs()).items() if epoch < seen[shard]]
             assert fallen, "nothing was forgotten"
             await cluster.recovers("forgotten terms", _RETURNED)
             await cluster.until_led(*cluster.nodes)
-            after = await _epochs(cluster)
+            after = await cluster.epochs()
             assert all(after[shard] > seen[shard] for shard in fallen)
     recorded = await cluster.settle()
     assert len(recorded.terms) > SHARDS
-
-
-async def _epochs(cluster: ClusterOfNodes) -> dict[int, int]:
-    rows = await cluster.store.fetch("SELECT shard, epoch FROM duecourse.shard")
-    return {row["shard"]: row["epoch"] for row in rows}
