@@ -148,6 +148,7 @@ async def test_a_restored_etcd_under_running_nodes_is_said_and_leads_nothing(key
         await until(lambda: all(not seat.is_elected for seat in a.leadership._seats.values()))
         assert cluster.epochs() == before
         assert not a.has_ended
+        await until(lambda: "the store refuses" in (a.scheduler.why_not_ready() or ""))
         await a.stop()
         await rebind_of(own_etcd, keys, store)
         b = await cluster.start("b")

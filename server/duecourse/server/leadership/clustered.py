@@ -170,6 +170,9 @@ class Clustered:
             return "not a member of the cluster yet"
         if self._is_store_away():
             return STORE_AWAY
+        at_odds = sum(seat.is_at_odds and shard not in led for shard, seat in self._seats.items())
+        if at_odds:
+            return f"the store refuses {at_odds} shards that etcd gives: see the log"
         if not self._was_ready:
             unled = self._due() - frozenset(led) - self._taking.failing()
             if unled:

@@ -61,6 +61,7 @@ class Seat:
         self._turns = turns
         self._claim: Claim | None = None
         self._refused_by: Stale | RaiseRefused | None = None
+        self._is_at_odds = False
         self._told: Stale | RaiseRefused | None = None
         self._told_ahead: Stale | RaiseRefused | None = None
         self._news = asyncio.Event()
@@ -77,6 +78,11 @@ class Seat:
         return self._task is not None and not self._task.done()
 
     @property
+    def is_at_odds(self) -> bool:
+        """Whether the store refuses this node what etcd gives it, until an operator mends that."""
+        return self._is_at_odds and self.is_occupied
+
+    @property
     def is_standing(self) -> bool:
         """Whether this node stands, or waits before it stands again."""
         return self.is_occupied and self._claim is None and self.successor is None
@@ -84,6 +90,7 @@ class Seat:
     def take(self, group: asyncio.TaskGroup, taking: Taking) -> None:
         """Stand for the shard, and lead it while elected, until it is left or was handed over."""
         self.successor = None
+        self._is_at_odds = False
         self._task = group.create_task(self._occupy(taking), name=f"seat {self.shard}")
 
     def leave(self) -> None:
@@ -159,10 +166,12 @@ class Seat:
     def _tell_refusal(self) -> None:
         """Tell who refused, once for each."""
         by = self._refused_by
+        is_foreign = isinstance(by, RaiseRefused) and by.coordination not in ("", self._cluster.id)
+        self._is_at_odds = self._is_at_odds or is_foreign
         if by == self._told:
             return
         self._told = by
-        if isinstance(by, RaiseRefused) and by.coordination not in ("", self._cluster.id):
+        if isinstance(by, RaiseRefused) and is_foreign:
             _log.error(
                 "shard_foreign",
                 shard=self.shard,
@@ -175,9 +184,10 @@ class Seat:
     def _look_at_last_refusal(self, claim: Claim) -> None:
         """Tell if even a new claim is lower than the row that refused the last one."""
         by, self._refused_by = self._refused_by, None
-        if by is None or claim.first is None or by == self._told_ahead:
+        if by is None or claim.first is None or claim.first > by.epoch:
             return
-        if claim.first <= by.epoch:
+        self._is_at_odds = True
+        if by != self._told_ahead:
             self._told_ahead = by
             _log.error(
                 "store_ahead_of_etcd",
