@@ -20,6 +20,7 @@ _RECONNECT_BOUND: Final = 15 * bounds.SECOND
 _LEADERSHIP_BOUND: Final = 10 * bounds.SECOND
 """Beyond a session's time, since all was healed or a shard was last led."""
 _EXPIRY_SLACK: Final = 5 * bounds.SECOND
+_SETTLES_WITHIN: Final = 3 * bounds.SECOND
 _LONGEST: Final = 150 * bounds.SECOND
 
 
@@ -50,11 +51,35 @@ class Healing:
             self._check_the_dead()
             unfinished = self._checker.unfinished()
             if world.have_clients_ended() and not unfinished and self._is_connected:
+                await self._rest(clock)
                 return
             if world.loop.now > self._until:
                 left = ", ".join(f"{one.task.task_id} {one.progress.state}" for one in unfinished[:5])
                 key = unfinished[0].task.key if unfinished else None
                 self._checker.fail("L1", f"{len(unfinished)} tasks have not ended: {left}", key)
+
+    async def _rest(self, clock: MachineClock) -> None:
+        """Check that every node has the very credit that workers say is out, once nothing is under way any more."""
+        until = self._world.loop.now + _SETTLES_WITHIN
+        while missing := self._unequal():
+            if self._world.loop.now > until:
+                self._checker.fail("P9", f"credit is lost: {'; '.join(missing)}")
+                return
+            await clock.sleep(STEP)
+
+    def _unequal(self) -> Sequence[str]:
+        """Tell where a worker and a node differ in how much the node may still send."""
+        found = []
+        for name, worker in self._world.workers.items():
+            incarnation = incarnation_of(worker.process)
+            for node in self._world.fleet.sound():
+                said = worker.credit_at(node.address)
+                if said is None or node.scheduler is None or not node.is_up:
+                    continue
+                known = node.credit_of(incarnation)
+                if said != known:
+                    found.append(f"{name} gave {node.address} {said}, it has {known}")
+        return found
 
     def _check_connections(self) -> None:
         """Check that every worker has found a node; in a cluster, every one that is well."""

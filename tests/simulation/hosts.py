@@ -81,6 +81,16 @@ class Worker:
         """Whether it runs now."""
         return not (self.has_ended or self.process.is_dead or self.process.is_paused)
 
+    def credit_at(self, address: str) -> int | None:
+        """Return how much a node may still send by the worker's word; None if there is no stream to it."""
+        stream = None if self.incarnation is None else self.incarnation.protocol._streams.get(address)
+        return None if stream is None else stream.account.out
+
+    @property
+    def credit(self) -> int:
+        """Return how much is out at all nodes together."""
+        return 0 if self.incarnation is None else self.incarnation.protocol.out
+
     def served_by(self) -> set[str]:
         """Return the addresses of the nodes that may grant to it."""
         if self.incarnation is None:

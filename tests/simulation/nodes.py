@@ -89,6 +89,12 @@ class Node:
         """Tell it to drain and to end."""
         self._told_to_end.set()
 
+    def credit_of(self, incarnation: str) -> int:
+        """Return how much a worker's streams would take, as far as this node knows."""
+        assert self.scheduler is not None, "it runs"
+        streams = self.scheduler.loop.matcher._streams.values()
+        return sum(stream.credit for stream in streams if stream.holder.incarnation == incarnation)
+
     async def run(self) -> None:
         """Run until it was told to end, or cannot go on."""
         coverage = self._checker.coverage

@@ -222,7 +222,10 @@ class World:
             if is_missed or one.metrics.corrupt_records:
                 self.checker.fail("L1", f"{one.process} had missed a due task that the store holds")
         self.fleet.watch_over()
+        setup = self.plan.setup
         for name, worker in self.workers.items():
+            if worker.credit > setup.slots + setup.prefetch:
+                self.checker.fail("P9", f"{name} has {worker.credit} credit out")
             if (worker.has_ended or worker.process.is_dead) and not self.faults.holds_back(name):
                 self.start_worker(name)
 
