@@ -13,6 +13,7 @@ which node is at the other end, or the refusal of a second stream, so that:
   one that works; a refusal names the node, and if no other stream to it is ours, the next one there has its number.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -21,6 +22,8 @@ from duecourse.worker.node_stream import NodeStream
 
 UNKNOWN: Final = 0
 """The number of a stream to whichever node is at an address."""
+_HOST_AND_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+"""What a node may be known by. gRPC takes more for an address, and with some of it the process hangs at its end."""
 
 
 class Reach:
@@ -91,7 +94,7 @@ class Reach:
         wanted = {
             address: None
             for node_id, address in self.members.items()
-            if not self._is_served_elsewhere(node_id, address)
+            if _HOST_AND_PORT.fullmatch(address) and not self._is_served_elsewhere(node_id, address)
         }
         for seed in seeds:
             if not self._is_served_elsewhere(self._leads_to.get(seed, ""), seed):
