@@ -90,8 +90,10 @@ class ClusterOfNodes(Cluster):
         nodes: int,
         links: Links,
         settings: Mapping[str, str],
+        shards: int = SHARDS,
     ) -> None:
-        """Prepare; the stack closes proxies, `etcd` are the members' addresses."""
+        """Prepare; the stack closes proxies, `etcd` are the members' addresses, the store has so many shards."""
+        self.shards = shards
         self.etcd_prefix = f"faults-{source.getrandbits(32):08x}"
         self.links: dict[str, dict[Link, Proxies]] = {}
         self._etcd = tuple(etcd)
@@ -187,13 +189,12 @@ class ClusterOfNodes(Cluster):
 
     def _probes(self) -> list[str]:
         """Return the id of a task of each shard."""
-        return [self.id_in(shard, f"probe-{next(self._names)}") for shard in range(SHARDS)]
+        return [self.id_in(shard, f"probe-{next(self._names)}") for shard in range(self.shards)]
 
-    @staticmethod
-    def id_in(shard: int, prefix: str) -> str:
+    def id_in(self, shard: int, prefix: str) -> str:
         """Return an id that begins so and lies in a shard."""
         ids = (f"{prefix}-{number}" for number in itertools.count())
-        return next(task_id for task_id in ids if shard_of_slot(slot_of("default", task_id), SHARDS) == shard)
+        return next(task_id for task_id in ids if shard_of_slot(slot_of("default", task_id), self.shards) == shard)
 
 
 def _is_shared_out(found: sdk.Cluster, names: Collection[str]) -> bool:

@@ -7,6 +7,7 @@ lease, compact) goes through etcd's JSON gateway, not through the client that is
 `own_etcd` is one member for one test alone. `etcd_of_three` is shared, too, and healed after each test.
 """
 
+import asyncio
 import base64
 import json
 import random
@@ -96,6 +97,16 @@ class EtcdMember:
     async def is_healthy(self) -> bool:
         """Tell whether it serves linearizable reads."""
         return self.is_running and await self.embedded.is_healthy()
+
+    async def messages_received(self) -> int:
+        """Return how many messages clients have sent it: calls, and what is said on streams."""
+        reader, writer = await asyncio.open_connection(HOST, self.port)
+        try:
+            writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+            lines = (await reader.read()).decode().splitlines()
+        finally:
+            writer.close()
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith("grpc_server_msg_received_total"))
 
     def log_tail(self) -> str:
         """Return the end of its log."""
