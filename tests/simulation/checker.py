@@ -118,6 +118,8 @@ class Checker:
         """The store's clock."""
         self.strike: Callable[[str, Process], None] = lambda moment, process: None
         """Told of each moment at which a fault may strike."""
+        self.is_calm: Callable[[str], bool] = lambda incarnation: False
+        """Tells whether a worker has lived and been in reach for so long that none of its leases may be lost."""
         self.exists: Callable[[TaskKey], bool] = lambda key: True
         self._loop = loop
         self._note = note
@@ -331,6 +333,8 @@ class Checker:
         is_returned = attempt.outcome is AttemptOutcome.RETURNED
         if attempt.outcome is not None:
             self.coverage[f"attempt {attempt.outcome}"] += 1
+        if attempt.outcome is AttemptOutcome.LEASE_LOST and self.is_calm(attempt.incarnation):
+            self.fail("P4", f"{key.task_id}: the lease of a worker that lives and is in reach is lost", key)
         if after.attempts_used != before.attempts_used - is_returned:
             self.fail("S11", f"{key.task_id}: {before.attempts_used} attempts became {after.attempts_used}", key)
         if is_returned and grant.started_at is not None:

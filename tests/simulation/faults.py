@@ -37,6 +37,8 @@ class Faults:
 
     def __init__(self, world: "World", plans: Sequence[FaultPlan]) -> None:
         self.fired: Counter[str] = Counter()
+        self.troubled_until: Micros = 0
+        """Up to then, workers or what they need may have been out of reach."""
         self._world = world
         self._plans = plans
         self._armed: dict[str, list[FaultPlan]] = {}
@@ -95,6 +97,8 @@ class Faults:
         world = self._world
         if _STRIKES[fault.kind](self, fault):
             self.fired[fault.kind] += 1
+            if fault.kind not in _ELSEWHERE:
+                self.troubled_until = max(self.troubled_until, world.loop.now + fault.duration)
             world.checker.coverage[f"fault {fault.kind}"] += 1
             world.note("world", f"strikes: {fault.kind} {fault.target} for {fault.duration / bounds.SECOND:.3f} s")
 
@@ -301,6 +305,16 @@ def _resume(process: Process) -> None:
         process.resume()
 
 
+_ELSEWHERE: Final = frozenset(
+    (
+        *etcd_strikes.STRIKES,
+        FaultKind.NODE_DRAIN,
+        FaultKind.NODE_JOINS,
+        FaultKind.NODE_LEAVES,
+        FaultKind.CLOCK_JUMP,
+    )
+)
+"""What moves leaders at most, while workers reach them and they reach the store."""
 _ON_WORKERS: Final = (FaultKind.WORKER_CRASH, FaultKind.WORKER_PAUSE)
 
 _STRIKES: Final[dict[FaultKind, Callable[[Faults, FaultPlan], bool]]] = {

@@ -20,7 +20,7 @@ from simulation.etcd import SimulatedEtcd
 from simulation.faults import Faults
 from simulation.fleets import ADDRESSES, Assembly, Fleet, Succession
 from simulation.healing import STEP, Healing
-from simulation.hosts import Brief, Submitter, Worker
+from simulation.hosts import Brief, Submitter, Worker, incarnation_of
 from simulation.loop import Deadlock, Process, SimulationLoop
 from simulation.network import Network
 from simulation.nodes import Node
@@ -34,6 +34,8 @@ from duecourse.server.storage import TaskQuery
 from duecourse.server.storage.memory import MemoryStore
 
 _ALARMS: Final = frozenset(("shard_failed", "unexpected_error", "protocol violated", "write_set_aside"))
+_AFTERMATH: Final = 3 * bounds.SECOND
+"""How long what a fault has done goes on after it."""
 
 
 @dataclass(slots=True)
@@ -108,6 +110,7 @@ class World:
         )
         self.copies = Copies(self, self.backing)
         self.operator = Operator(self)
+        self.checker.is_calm = self._is_calm
         self.checker.strike = self.faults.happened
         self.checker.exists = lambda key: key in self.backing._records
 
@@ -228,6 +231,15 @@ class World:
                 self.checker.fail("P9", f"{name} has {worker.credit} credit out")
             if (worker.has_ended or worker.process.is_dead) and not self.faults.holds_back(name):
                 self.start_worker(name)
+
+    def _is_calm(self, incarnation: str) -> bool:
+        """Tell whether nothing has kept a worker from its leaders for longer than a lease may outlast silence."""
+        setup = self.plan.setup
+        lasts = max(setup.lease, bounds.SILENT_INTERVALS * setup.heartbeat + bounds.LISTEN_MARGIN) + setup.heartbeat
+        since = self.loop.now - lasts - _AFTERMATH
+        living = (worker for worker in self.workers.values() if worker.is_up and worker.process.began_at < since)
+        is_there = any(incarnation_of(worker.process) == incarnation for worker in living)
+        return is_there and self.faults.troubled_until < since and not self.is_healing
 
     def _heal(self) -> None:
         self.is_healing = True
