@@ -33,6 +33,8 @@ from duecourse.server.config import host_and_port
 
 SESSION: Final = 3 * bounds.SECOND
 """Of the nodes. Shorter ones run out by themselves on a machine that is busy."""
+SETTLES: Final = bounds.SECOND
+"""After which shards move to nodes that have come."""
 TAKEN_OVER: Final = 4 * SESSION
 """Within which a probe runs after leaders have fallen silent, on a machine that is busy. `failover` measures it."""
 
@@ -104,6 +106,7 @@ class ClusterOfNodes(Cluster):
             "etcd_endpoints": ",".join(etcd),
             "etcd_prefix": self.etcd_prefix,
             "session": f"{SESSION}us",
+            "placement_settles": f"{SETTLES}us",
         }
         super().__init__(folder, dsn, nursery, source, {**meeting, **settings})
         for _ in range(nodes - 1):

@@ -55,6 +55,7 @@ CPU_BOUND: Final = 0.02
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SETTINGS: Final = {
+    "placement_settles": f"{bounds.PLACEMENT_SETTLES}us",
     "session": f"{bounds.DEFAULT_SESSION}us",
     "lease": f"{bounds.DEFAULT_LEASE}us",
     "heartbeat": f"{bounds.DEFAULT_HEARTBEAT}us",

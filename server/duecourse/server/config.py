@@ -290,6 +290,11 @@ class Settings(BaseSettings):
         description="For tests: allow leases below 15s.",
         json_schema_extra={"hidden": True},
     )
+    placement_settles: Annotated[Duration, AfterValidator(DurationRange(0, bounds.MINUTE))] = Field(
+        default=bounds.PLACEMENT_SETTLES,
+        description="For tests: how long nodes must not have come or gone before shards move to balance them.",
+        json_schema_extra={"hidden": True},
+    )
     wall_clock_error_file: Path | None = Field(
         default=None,
         description="For fault tests: file that holds by how many microseconds this node's wall clock is to be wrong.",

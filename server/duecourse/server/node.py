@@ -194,6 +194,7 @@ class Node:
             clock=local,
             keys=meeting.keys,
             session=settings.session,
+            settles=settings.placement_settles,
             is_refused=vigil.is_refused,
             wall_clock_offset=self._clock.wall_clock_offset,
         )
