@@ -68,6 +68,27 @@ async def test_without_etcd_firing_goes_on_and_with_it_everything_does(
     await cluster.settle()
 
 
+async def test_without_a_majority_of_etcd_nobody_takes_what_a_dead_node_led(
+    start_cluster: StartCluster, etcd_of_three: EtcdCluster, is_long: bool
+) -> None:
+    cluster = await start_cluster(own_etcd=etcd_of_three)
+    cluster.start_worker()
+    before = await cluster.epochs()
+    victim = cluster.nodes[2]
+    async with cluster.load():
+        await cluster.recovers("the start")
+        for member in etcd_of_three.members[:2]:
+            member.kill()
+        victim.kill()
+        await cluster.clock.sleep((30 if is_long else 6) * bounds.SECOND)
+        assert await cluster.epochs() == before, "shards moved without a majority"
+        await etcd_of_three.start()
+        await cluster.recovers("the return of a majority")
+        await victim.start()
+        await cluster.until_led(*cluster.nodes)
+    await cluster.settle()
+
+
 async def test_a_node_whose_lease_is_revoked_gives_way_at_once_and_comes_back(
     start_cluster: StartCluster, etcd: EtcdCluster, is_long: bool
 ) -> None:
