@@ -141,3 +141,13 @@ async def test_a_node_whose_etcd_knows_nothing_of_its_store_is_refused(etcd: Etc
         refused = await node.until_logged("cluster_refused")
         assert "store rebind" in refused["detail"]
         assert await node.until_ended() == exits.EXIT_IDENTITY_REFUSED
+
+
+async def test_a_node_whose_advertised_address_leads_nowhere_is_refused(etcd: EtcdCluster, postgres_dsn: str) -> None:
+    endpoint = etcd.endpoints[0]
+    for setting, address in (("advertise_peer", NOWHERE), ("advertise", "no-such-host.invalid:7400")):
+        async with a_process("a", postgres_dsn, endpoint, "astray", **{setting: address}) as node:
+            failed = await node.until_logged("node_failed")
+            assert f"{setting}: {address} cannot be reached" in failed["detail"]
+            assert f"DUECOURSE_{setting.upper()}" in failed["detail"]
+            assert await node.until_ended() == exits.EXIT_FAILED

@@ -174,3 +174,12 @@ async def test_a_node_takes_the_place_of_its_last_run_at_once_if_nobody_listens_
         async with present("a", etcd, keys, member("a", listener.address)) as a:
             assert clock.elapsed() - before < AT_ONCE
             await until(lambda: a.membership.get("a"))
+
+
+async def test_only_a_name_all_of_whose_addresses_refuse_is_refused(listener: Listener) -> None:
+    # It stands for two addresses on most machines, and at one of them somebody listens.
+    assert not await is_refused(f"localhost:{listener.port}")
+    port = listener.port
+    listener.die()
+    assert await is_refused(f"localhost:{port}")
+    assert not await is_refused("no-such-host.invalid:7401")

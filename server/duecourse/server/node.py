@@ -49,6 +49,8 @@ EXIT_DUPLICATE_NODE: Final = 6
 
 _LIVE_WITHIN: Final[Micros] = 5 * bounds.SECOND
 _LOOK_INTERVAL: Final[Micros] = bounds.SECOND
+_REACHED_WITHIN: Final[Micros] = 5 * bounds.SECOND
+"""A name may become known only a while after its node has started."""
 _STEP: Final[Micros] = 5 * bounds.MILLISECOND
 _CLOSE_LIMIT: Final[Micros] = bounds.SECOND
 # The collector looks at young objects rarely and at old ones hardly ever: tasks in memory are no garbage, and no part
@@ -242,7 +244,22 @@ class Node:
         if self._peer_server is not None:
             port = await self._peer_server.start(self._settings.peer_listen)
             self._peer_address = self._settings.advertised_peer_address(port)
+            for setting, address in (("advertise", self._address), ("advertise_peer", self._peer_address)):
+                await self._check_reachable(setting, address)
         self._leadership.introduce(self._member())
+
+    async def _check_reachable(self, setting: str, address: str) -> None:
+        """Refuse to name an address to others at which surely nobody can be reached. Raises OSError."""
+        until = self._clock.elapsed() + _REACHED_WITHIN
+        while (why := await vigil.why_unreachable(address)) is not None:
+            if self._told_to_end.is_set():
+                raise _Ended
+            if self._clock.elapsed() > until:
+                raise OSError(
+                    f"{setting}: {address} cannot be reached ({why}); set DUECOURSE_{setting.upper()} to where the"
+                    " others reach this node"
+                )
+            await self._clock.sleep(_LOOK_INTERVAL)
 
     async def _announce_ready(self, admin_port: int) -> None:
         while self._why_not_ready() is not None:

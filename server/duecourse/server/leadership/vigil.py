@@ -11,6 +11,7 @@ opens a new session, and the store's fence keeps it from writing under its old t
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Final, Never
@@ -110,15 +111,38 @@ async def is_refused(address: str) -> bool:
         return False
 
 
+async def why_unreachable(address: str) -> str | None:
+    """Tell why an address surely cannot be reached from here: nobody listens there, or the name means nothing."""
+    try:
+        async with _connected(address):
+            return None
+    except (ConnectionRefusedError, socket.gaierror) as error:
+        return str(error)
+    except (OSError, TimeoutError):
+        return None
+
+
 @asynccontextmanager
 async def _connected(address: str) -> AsyncIterator[asyncio.StreamReader]:
-    host, port = host_and_port(address)
     async with asyncio.timeout(CONNECT_LIMIT / bounds.SECOND):
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await _connect(address)
     try:
         yield reader
     finally:
         writer.close()
+
+
+async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect; it is refused only if all that the name stands for refuse."""
+    host, port = host_and_port(address)
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failures: list[OSError] = []
+    for *_, place in found:
+        try:
+            return await asyncio.open_connection(str(place[0]), port)
+        except OSError as error:
+            failures.append(error)
+    raise next((error for error in failures if not isinstance(error, ConnectionRefusedError)), failures[0])
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:
