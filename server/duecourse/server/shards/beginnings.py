@@ -109,6 +109,7 @@ class Beginnings:
             if self.claims.get(shard) is not claim:
                 self._raising.pop(shard, None)
             self.claims[shard] = claim
+            self._leave(shard)
             failure = self._failures.get(shard)
             if failure is None or self._is_proven(failure):
                 self._failures.pop(shard, None)
@@ -268,7 +269,7 @@ class Beginnings:
 
     async def _load_failed(self, raised: Mapping[ShardId, Raised], error: Exception) -> None:
         """Have each of the shards tried again alone. It is the shard's fault if the store answers others."""
-        unloaded = [shard for shard in raised if shard in self.claims and not self._loop.leads(shard)]
+        unloaded = [shard for shard in raised if shard in self.claims and shard not in self._loop.shards]
         if isinstance(error, StoreUnavailable):
             _log.warning("shards_not_taken", shards=len(unloaded), detail=str(error))
         else:

@@ -34,14 +34,14 @@ def horizon_at(now: Micros, ahead: Micros) -> Micros:
 
 
 def post_buckets(loop: Loop, shards: Mapping[ShardId, Shard], loaded: LoadedBuckets) -> None:
-    """Hand what was loaded to the shards that it belongs to."""
+    """Hand what was loaded to the shards that it belongs to; what is of none of them, given up meanwhile, is dropped."""
     tasks: defaultdict[ShardId, list[Task]] = defaultdict(list)
     for task in loaded.tasks:
         tasks[task.shard].append(task)
     cuts: defaultdict[ShardId, dict[Lane, DueKey]] = defaultdict(dict)
     for (number, lane), key in loaded.cut.items():
         cuts[number][lane] = key
-    for number in tasks.keys() | cuts.keys():
+    for number in (tasks.keys() | cuts.keys()) & shards.keys():
         loop.post_to(shards[number], BucketsLoaded(tasks[number], cuts[number]))
 
 
