@@ -60,6 +60,8 @@ class Seat:
         self._standings = standings
         self._turns = turns
         self._claim: Claim | None = None
+        self._claimed: tuple[int, Claim] | None = None
+        """The latest claim, with the revision of the key that it goes with."""
         self._refused_by: Stale | RaiseRefused | None = None
         self._is_at_odds = False
         self._told: Stale | RaiseRefused | None = None
@@ -123,8 +125,7 @@ class Seat:
         pauses = self._pauses()
         while self.successor is None:
             elected = await self._election.campaign()
-            claim = self._claim = Claim(first_epoch(self._cluster, elected.revision))
-            self._look_at_last_refusal(claim)
+            claim = self._claim = self._claim_by(elected)
             try:
                 taking.take({self.shard: claim})
                 is_over = await self._lead(elected, claim, taking)
@@ -136,6 +137,15 @@ class Seat:
             await self._election.resign(elected)
             if self.successor is None:
                 await self._clock.sleep(next(pauses))
+        # An etcd that was restored may still hold the key of an election that is over.
+        self._standings.give_up(self.shard)
+
+    def _claim_by(self, elected: Elected) -> Claim:
+        """Return what an election entitles to; a key that outlived its resignation is no new claim."""
+        if self._claimed is None or self._claimed[0] != elected.revision:
+            self._claimed = elected.revision, Claim(first_epoch(self._cluster, elected.revision))
+            self._look_at_last_refusal(self._claimed[1])
+        return self._claimed[1]
 
     async def _lead(self, elected: Elected, claim: Claim, taking: Taking) -> bool:
         """Keep the shard until the election is over (True), or until it is to be resigned (False)."""

@@ -34,7 +34,7 @@ def horizon_at(now: Micros, ahead: Micros) -> Micros:
 
 
 def post_buckets(loop: Loop, shards: Mapping[ShardId, Shard], loaded: LoadedBuckets) -> None:
-    """Hand what was loaded to the shards that it belongs to; what is of none of them, given up meanwhile, is dropped."""
+    """Hand what was loaded to the shards that it belongs to, and drop what is of others: they were given up."""
     tasks: defaultdict[ShardId, list[Task]] = defaultdict(list)
     for task in loaded.tasks:
         tasks[task.shard].append(task)
