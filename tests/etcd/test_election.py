@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from services.coordinating import CoordinatingNode, a_node
+from services.coordinating import CoordinatingNode, a_node, lost
 from services.etcd import EtcdCluster
 from services.tcp_proxy import Http2, TcpProxy
 from services.waiting import running, until
@@ -42,10 +42,10 @@ class Lost:
     def __init__(self, node: CoordinatingNode, elected: Elected) -> None:
         self.elected = elected
         self.reason: str | None = None
-        self._election = node.election(SHARD)
+        self._node = node
 
     async def run(self) -> None:
-        self.reason = await self._election.lost(self.elected)
+        self.reason = await lost(self._node.standings, self._node.election(SHARD), self.elected)
 
 
 async def candidates(client: EtcdClient, keys: Keys) -> list[bytes]:
@@ -60,11 +60,11 @@ async def test_the_first_candidate_is_elected_and_seen_by_all(etcd: EtcdCluster,
         async with running(waiting.run()):
             await until(lambda: waiting.is_waiting)
             for node in (a, b):
-                leader = node.election(SHARD).observe()
+                leader = node.standings.leader(SHARD)
                 assert leader is not None
                 assert (leader.candidate, leader.revision) == (a.candidate, elected.revision)
             assert [standing.candidate for standing in b.standings.of(SHARD)] == [a.candidate, b.candidate]
-            assert b.election(4).observe() is None
+            assert b.standings.leader(ShardId(4)) is None
 
 
 async def test_the_next_is_elected_at_once_when_the_leader_resigns(etcd: EtcdCluster, keys: Keys) -> None:
@@ -77,7 +77,7 @@ async def test_the_next_is_elected_at_once_when_the_leader_resigns(etcd: EtcdClu
             assert await until(lambda: waiting.elected) < AT_ONCE
         assert waiting.elected is not None
         assert waiting.elected.revision > elected.revision
-        assert await a.election(SHARD).lost(elected) == "its key is gone"
+        assert await lost(a.standings, a.election(SHARD), elected) == "its key is gone"
 
 
 async def test_leaders_follow_each_other_under_ever_greater_revisions(etcd: EtcdCluster, keys: Keys) -> None:
@@ -117,7 +117,7 @@ async def test_a_leader_whose_lease_was_revoked_is_told_and_followed(etcd: EtcdC
             await etcd.revoke(elected.lease)
             assert await until(lambda: waiting.elected) < AT_ONCE
         async with asyncio.timeout(1):
-            assert await a.election(SHARD).lost(elected) in ("its key is gone", "the session was lost")
+            assert await lost(a.standings, a.election(SHARD), elected) in ("its key is gone", "the session was lost")
 
 
 async def test_a_leader_whose_key_was_deleted_is_told_and_may_stand_again(etcd: EtcdCluster, keys: Keys) -> None:
@@ -126,7 +126,7 @@ async def test_a_leader_whose_key_was_deleted_is_told_and_may_stand_again(etcd: 
         elected = await election.campaign()
         await etcd.delete(elected.key)
         async with asyncio.timeout(1):
-            assert await election.lost(elected) == "its key is gone"
+            assert await lost(a.standings, election, elected) == "its key is gone"
         again = await election.campaign()
         assert (again.lease, again.revision > elected.revision) == (elected.lease, True)
 
@@ -138,7 +138,7 @@ async def test_a_key_that_was_made_anew_is_another_candidacy(etcd: EtcdCluster, 
         await etcd.delete(elected.key)
         await etcd.put(elected.key, b"", elected.lease)
         async with asyncio.timeout(1):
-            assert await election.lost(elected) in ("its key was made anew", "its key is gone")
+            assert await lost(a.standings, election, elected) in ("its key was made anew", "its key is gone")
 
 
 async def test_a_queued_candidate_whose_lease_was_revoked_stands_again(etcd: EtcdCluster, keys: Keys) -> None:
@@ -262,7 +262,7 @@ async def test_a_leader_is_told_when_etcd_was_set_back(own_etcd: EtcdCluster, ke
         own_etcd.set_back(tmp_path / "copy")
         await own_etcd.start()
         async with asyncio.timeout(10):
-            await election.lost(elected)
+            await lost(a.standings, election, elected)
             # The new revision may be lower: such an epoch is refused by the store.
             again = await election.campaign()
         assert again.era == elected.era + 1
@@ -289,7 +289,7 @@ async def test_a_key_that_cannot_be_read_counts_all_the_same(etcd: EtcdCluster, 
         waiting = Campaign(a)
         async with running(waiting.run()):
             await until(lambda: waiting.is_waiting)
-            leader = a.election(SHARD).observe()
+            leader = a.standings.leader(SHARD)
             assert leader is not None
             assert leader.candidate is None
             await etcd.delete(foreign)

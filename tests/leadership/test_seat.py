@@ -1,7 +1,8 @@
 """One seat, over an election that a test decides: what a claim is worth, and what is left behind."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from services.waiting import until
@@ -44,13 +45,10 @@ class Candidacies:
 
     def __init__(self) -> None:
         self.given_up: list[ShardId] = []
-        self.listeners: list[Listener] = []
 
-    def subscribe(self, _: ShardId, listener: Listener) -> None:
-        self.listeners.append(listener)
-
-    def unsubscribe(self, _: ShardId, listener: Listener) -> None:
-        self.listeners.remove(listener)
+    @contextmanager
+    def telling(self, _: ShardId, __: Listener) -> Iterator[None]:
+        yield
 
     def give_up(self, shard: ShardId) -> None:
         self.given_up.append(shard)
@@ -95,10 +93,6 @@ class Scene:
             standings=cast(Standings, cast(Any, self.candidacies)),
             turns=asyncio.Semaphore(1),
         )
-
-    def tell(self) -> None:
-        for listener in list(self.candidacies.listeners):
-            listener(SHARD)
 
 
 async def test_a_key_that_outlives_its_resignation_gives_no_epoch_twice() -> None:

@@ -1,5 +1,6 @@
 """A node as etcd sees it: a session, a mirror and elections, and nothing else of a node."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ from duecourse.server.core.task import ShardId
 from duecourse.server.etcd.client import EtcdClient
 from duecourse.server.etcd.keys import Candidate, Keys
 from duecourse.server.etcd.mirror import Mirror
-from duecourse.server.leadership.election import Election
+from duecourse.server.leadership.election import Elected, Election
 from duecourse.server.leadership.session import DEFAULT_TTL, Session
 from duecourse.server.leadership.standings import Standings
 from duecourse.timing.clock import SystemClock
@@ -41,6 +42,16 @@ class CoordinatingNode:
             session=self.session,
             standings=self.standings,
         )
+
+
+async def lost(standings: Standings, election: Election, elected: Elected) -> str:
+    """Wait until etcd has said that an election is over, and return why."""
+    news = asyncio.Event()
+    with standings.telling(election.shard, news.set):
+        while (reason := election.why_over(elected)) is None:
+            news.clear()
+            await news.wait()
+    return reason
 
 
 @asynccontextmanager

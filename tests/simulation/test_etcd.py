@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from services.coordinating import lost
 from services.waiting import running
 from simulation import stages
 from simulation.stages import Play, Stage, until
@@ -326,7 +327,7 @@ class _Node:
     async def campaign(self) -> None:
         while True:
             self.elected = await self.election.campaign()
-            self.lost = await self.election.lost(self.elected)
+            self.lost = await lost(self.standings, self.election, self.elected)
             self.elected = None
 
 

@@ -40,7 +40,7 @@ class Candidate:
 
     node: str
     address: str
-    """Where its peers, clients and workers reach it."""
+    """Where clients and workers reach it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,6 @@ rest.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from duecourse.server.core.task import ShardId
@@ -34,7 +32,7 @@ from duecourse.server.etcd.errors import EtcdError
 from duecourse.server.etcd.keys import Candidate, Keys
 from duecourse.server.etcd.mirror import Mirror
 from duecourse.server.leadership.session import Session
-from duecourse.server.leadership.standings import Standing, Standings
+from duecourse.server.leadership.standings import Standings
 from duecourse.server.telemetry import logs
 from duecourse.timing.clock import Clock
 
@@ -76,32 +74,16 @@ class Election:
         self._session = session
         self._standings = standings
 
-    def observe(self) -> Standing | None:
-        """Return who leads, as far as etcd knows: its address, and the revision at which its key was created."""
-        return self._standings.leader(self.shard)
-
     async def campaign(self) -> Elected:
         """Stand until elected. If it is cancelled, the candidacy is withdrawn in the background."""
         self._standings.want(self.shard)
+        news = asyncio.Event()
         try:
-            async with self._news() as news:
+            with self._standings.telling(self.shard, news.set):
                 return await self._campaign(news)
         except BaseException:
             self._standings.give_up(self.shard)
             raise
-
-    async def lost(self, elected: Elected) -> str:
-        """Wait until etcd has said that this election is over, and return why. Silence never ends it.
-
-        Then campaign again, or resign.
-        """
-        async with self._news() as news:
-            while True:
-                news.clear()
-                reason = self.why_over(elected)
-                if reason is not None:
-                    return reason
-                await news.wait()
 
     def why_over(self, candidacy: Elected) -> str | None:
         """Tell why a candidacy, or an election won, is over; None: etcd has not said that it is."""
@@ -170,16 +152,3 @@ class Election:
     async def _verify(self, candidacy: Elected) -> bool:
         outcome = await self._client.txn([transaction.created(candidacy.key, candidacy.revision)], [])
         return outcome.succeeded
-
-    @asynccontextmanager
-    async def _news(self) -> AsyncIterator[asyncio.Event]:
-        news = asyncio.Event()
-
-        def listener(_: ShardId) -> None:
-            news.set()
-
-        self._standings.subscribe(self.shard, listener)
-        try:
-            yield news
-        finally:
-            self._standings.unsubscribe(self.shard, listener)

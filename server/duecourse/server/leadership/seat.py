@@ -14,7 +14,6 @@ else has begun one. What etcd does not say changes nothing: if it is silent, ter
 import asyncio
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from duecourse.model import bounds
@@ -149,7 +148,7 @@ class Seat:
 
     async def _lead(self, elected: Elected, claim: Claim, taking: Taking) -> bool:
         """Keep the shard until the election is over (True), or until it is to be resigned (False)."""
-        with self._listening():
+        with self._standings.telling(self.shard, self._news.set):
             while True:
                 self._news.clear()
                 over = self._election.why_over(elected)
@@ -209,14 +208,3 @@ class Seat:
 
     def _pauses(self) -> Iterator[Micros]:
         return backoff.delays(_FIRST_PAUSE, _LONGEST_PAUSE, random.Random())
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        def listener(_: ShardId) -> None:
-            self._news.set()
-
-        self._standings.subscribe(self.shard, listener)
-        try:
-            yield
-        finally:
-            self._standings.unsubscribe(self.shard, listener)

@@ -9,7 +9,8 @@ resignation's answer lost, a late write of one) would block the shard for as lon
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Never
 
@@ -25,7 +26,7 @@ from duecourse.timing.clock import Clock
 
 _log = logs.get("leadership")
 
-Listener = Callable[[ShardId], None]
+Listener = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,14 @@ class Standings:
         """Return this node's own candidacy for a shard, under its current lease."""
         return self._by_shard[shard].get(self._session.lease)
 
-    def subscribe(self, shard: ShardId, listener: Listener) -> None:
-        """Have a listener called whenever the candidates of a shard, or this node's lease, have changed."""
+    @contextmanager
+    def telling(self, shard: ShardId, listener: Listener) -> Iterator[None]:
+        """Have a listener called inside whenever the candidates of a shard, or this node's lease, have changed."""
         self._listeners[shard].append(listener)
-
-    def unsubscribe(self, shard: ShardId, listener: Listener) -> None:
-        """Undo `subscribe`."""
-        self._listeners[shard].remove(listener)
+        try:
+            yield
+        finally:
+            self._listeners[shard].remove(listener)
 
     def want(self, shard: ShardId) -> None:
         """Note that this node stands for a shard."""
@@ -132,4 +134,4 @@ class Standings:
 
     def _tell(self, shard: ShardId) -> None:
         for listener in list(self._listeners[shard]):
-            listener(shard)
+            listener()
