@@ -14,6 +14,7 @@ import contextvars
 import heapq
 import itertools
 import random
+import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -258,6 +259,10 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     ) -> "asyncio.Task[Any]":
         """Run a coroutine, in the process that runs now unless the context says otherwise."""
         return _Task(coroutine, self, name, context, next(self._task_numbers))
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
+        """Look a machine up: each is known by its name."""
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
 
     def get_debug(self) -> bool:
         """Be fast."""

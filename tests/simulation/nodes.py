@@ -111,6 +111,9 @@ class Node:
             coverage["node refused"] += 1
         except* _Stopped:
             coverage["node drained"] += 1
+        except* Exception as errors:
+            if not self.process.is_dead:
+                self._checker.fail("S20", f"{self.process} failed: {errors.exceptions[0]!r}")
         finally:
             self.has_ended = True
             if not self.process.is_dead:
