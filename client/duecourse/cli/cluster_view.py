@@ -25,10 +25,12 @@ def pairs(cluster: "Cluster") -> list[tuple[str, str]]:
     """Return what there is to say of the whole."""
     states = Counter(shard.state for shard in cluster.shards)
     told = [node for node in cluster.nodes if node.answered]
-    waiting = f"{sum(node.ready_tasks for node in told):,} tasks, the oldest for" if told else ""
+    count = sum(node.ready_tasks for node in told)
+    waiting = f"{count:,} {'task' if count == 1 else 'tasks'}, the oldest for"
     oldest = max((node.oldest_ready_age for node in told), default=timedelta())
     return [
         ("coordination", cluster.coordination),
+        ("version", _common_version(cluster)),
         ("answered by", cluster.answering_node),
         ("shards", ", ".join(f"{count} {state}" for state, count in sorted(states.items()))),
         ("worker streams", str(worker_streams(cluster))),
@@ -36,11 +38,16 @@ def pairs(cluster: "Cluster") -> list[tuple[str, str]]:
     ]
 
 
-def node_rows(cluster: "Cluster") -> list[Sequence[str]]:
-    """Return the nodes' rows, under `NODE_COLUMNS`; what a node did not tell is left empty."""
+def node_rows(cluster: "Cluster", *, is_short: bool = False) -> list[Sequence[str]]:
+    """Return the nodes' rows, under `NODE_COLUMNS`; what a node did not tell is left empty.
+
+    Short ones are for a terminal: a version that is common to all is left to `pairs`.
+    """
     rows: list[Sequence[str]] = []
+    common = is_short and _common_version(cluster)
     for node in cluster.nodes:
-        row = [node.node_id, node.address, node.version, *map(str, led(cluster, node.node_id)), standing(node)]
+        version = "" if common else node.version
+        row = [node.node_id, node.address, version, *map(str, led(cluster, node.node_id)), standing(node)]
         if node.answered:
             row += [str(node.ready_tasks), _age(node.oldest_ready_age), str(node.worker_streams), _clock(node)]
         else:
@@ -131,6 +138,11 @@ def _node_object(cluster: "Cluster", node: "Node") -> dict[str, Any]:
         "answered": node.answered,
         **(told if node.answered else dict.fromkeys(told)),
     }
+
+
+def _common_version(cluster: "Cluster") -> str:
+    versions = {node.version for node in cluster.nodes}
+    return versions.pop() if len(versions) == 1 else ""
 
 
 def _age(age: timedelta) -> str:

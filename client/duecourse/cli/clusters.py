@@ -111,7 +111,7 @@ def _screen(*, show_shards: bool, as_json: bool) -> Iterator[_Show]:
 
 def _say(found: "Cluster", *, show_shards: bool) -> None:
     output.say_pairs(cluster_view.pairs(found))
-    output.say_table(cluster_view.NODE_COLUMNS, cluster_view.node_rows(found))
+    output.say_table(cluster_view.NODE_COLUMNS, cluster_view.node_rows(found, is_short=output.is_terminal()))
     if show_shards:
         output.say_table(cluster_view.SHARD_COLUMNS, cluster_view.shard_rows(found))
 
@@ -123,7 +123,7 @@ def _drawn(found: "Cluster | str", *, show_shards: bool) -> "RenderableType":
     if isinstance(found, str):
         return Text(f"no answer: {output.printable(found)}", style="red")
     parts: list[RenderableType] = [output.grid_of(cluster_view.pairs(found)), ""]
-    parts.append(output.table_of(cluster_view.NODE_COLUMNS, cluster_view.node_rows(found)))
+    parts.append(output.table_of(cluster_view.NODE_COLUMNS, cluster_view.node_rows(found, is_short=True)))
     if show_shards:
         parts += ["", output.table_of(cluster_view.SHARD_COLUMNS, cluster_view.shard_rows(found))]
     if (unled := cluster_view.unled(found)) is not None:

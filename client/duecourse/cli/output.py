@@ -7,13 +7,10 @@ characters escaped, so that it can neither move the cursor nor fake a line.
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-_ID: Final = len("01890a5d-ac96-774b-bcce-b302099a8057")
-_WORD: Final = len("retry_wait")
 
 
 def printable(text: str) -> str:
@@ -65,17 +62,22 @@ def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
     """Return rows as a table for a terminal."""
-    from rich import box, table, text
+    from rich import box, console, table, text
 
-    shown = table.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    from duecourse.cli import column_widths
+
     columns_of_cells = zip(*(map(printable, row) for row in rows), strict=True)
-    kept = [(column, cells) for column, cells in zip(columns, columns_of_cells, strict=False) if any(cells)]
-    for index, (column, cells) in enumerate(kept):
-        # What comes first is copied from here into the next command: ids of the usual length are not broken.
-        longest = max(map(len, (column, *cells)))
-        is_whole = longest <= (_ID if index == 0 else _WORD)
-        shown.add_column(column, overflow="fold", width=longest if is_whole else None)
-    for row in zip(*(cells for _, cells in kept), strict=True):
+    kept = [(column, *cells) for column, cells in zip(columns, columns_of_cells, strict=False) if any(cells)]
+    screen = console.Console().width
+    gaps = len(kept) - 1
+    widths = column_widths.fit(kept, screen - gaps)
+    padding = 1 if sum(widths) + 2 * gaps <= screen else 0
+    shown = table.Table(
+        box=box.SIMPLE_HEAD, padding=(0, padding, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
+    )
+    for (column, *_), width in zip(kept, widths, strict=True):
+        shown.add_column(column, overflow="fold", width=width)
+    for row in zip(*(cells for _, *cells in kept), strict=True):
         shown.add_row(*(text.Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return shown
 

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from duecourse.cli import values
@@ -80,6 +80,22 @@ def attempt_row(attempt: Attempt) -> tuple[str, ...]:
         values.write_instant(attempt.end_time),
         attempt.progress,
         f"{attempt.failure.type}: {attempt.failure.message}" if attempt.failure else "",
+    )
+
+
+def short_attempt_row(attempt: Attempt) -> tuple[str, ...]:
+    """Show an attempt on one line of a terminal: when it was leased to the second, and what followed from there."""
+    number, round_number, outcome, worker, _, _, _, progress, failure = attempt_row(attempt)
+    return (
+        number,
+        round_number if attempt.round > 1 else "",
+        outcome,
+        worker,
+        values.write_second(attempt.lease_time),
+        _after(attempt.lease_time, attempt.start_time),
+        _after(attempt.lease_time, attempt.end_time),
+        progress,
+        failure,
     )
 
 
@@ -182,6 +198,10 @@ def _content(content: bytes | None, content_type: str) -> str:
 
 def _texts(texts: Any) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(texts.items()))
+
+
+def _after(first: datetime | None, then: datetime | None) -> str:
+    return "" if first is None or then is None else f"{(then - first).total_seconds():+.3f}s"
 
 
 def _duration(duration: timedelta | None) -> str | None:

@@ -34,7 +34,8 @@ def get(
         return
     output.say_pairs(task_view.pairs(task))
     if task.attempts:
-        output.say_table(task_view.ATTEMPT_COLUMNS, map(task_view.attempt_row, task.attempts))
+        row = task_view.short_attempt_row if output.is_terminal() else task_view.attempt_row
+        output.say_table(task_view.ATTEMPT_COLUMNS, map(row, task.attempts))
 
 
 @app.command("list", epilog=exits.EPILOG)
