@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,30 @@ def test_what_each_node_tells_is_shown(duecourse: CommandLine, node: ScriptedNod
     assert "node-1\tnode-1:7400\t0.2.0\t4\t0\t0\teligible\t12\t3.2 s\t3\t-1.5 ms ±0.2\n" in result.stdout
     assert "node-2\tnode-2:7400\t0.2.0\t0\t0\t0\tit drains\t0\t\t0\t-1.5 ms ±0.2\n" in result.stdout
     assert "node-3\tnode-3:7400\t0.2.0\t0\t0\t0\tno answer\t\t\t\t\n" in result.stdout
+
+
+def test_one_task_that_waits_is_one_task(duecourse: CommandLine, node: ScriptedNode) -> None:
+    waits = a_node("node-1", ready_tasks=1)
+    waits.oldest_ready_age.FromMilliseconds(900)
+    node.script("GetCluster", a_cluster(waits, leaders=("node-1",)))
+    assert "due and waiting\t1 task, the oldest for 0.9 s\n" in duecourse("cluster", "status").stdout
+
+
+def test_the_cluster_is_readable_on_a_terminal_of_80_columns(node: ScriptedNode) -> None:
+    busy = a_node("node-1", ready_tasks=12_345, worker_streams=3)
+    busy.oldest_ready_age.FromMilliseconds(310_000)
+    node.script("GetCluster", a_cluster(busy, a_node("node-2"), leaders=("node-1",) * 64))
+    ours, theirs = pty.openpty()
+    command = [*DUECOURSE, "cluster", "status", "--address", node.address]
+    environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
+    subprocess.run(command, stdout=theirs, env=environment, check=True, timeout=60)
+    os.close(theirs)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", os.read(ours, 20_000).decode()).splitlines()
+    os.close(ours)
+    assert max(map(len, lines)) <= 80
+    row = next(line for line in lines if line.startswith("node-1"))
+    assert row.split()[1:] == ["node-1:7400", "64", "0", "0", "eligible", "12345", "310.0", "s", "3", "-1.5", "ms"]
+    assert any(line.split() == ["version", "0.2.0"] for line in lines)
 
 
 def test_the_cluster_for_programs_is_json(duecourse: CommandLine, node: ScriptedNode) -> None:
@@ -148,6 +173,7 @@ def test_a_node_is_drained_and_waited_for(duecourse: CommandLine, node: Scripted
     one, two = a_node("node-1"), a_node("node-2")
     node.script(
         "GetCluster",
+        a_cluster(one, two, leaders=("node-1", "node-2")),
         a_cluster(one, two, leaders=("node-2", "node-2")),
         a_cluster(one, two, leaders=("node-1", "node-2")),
         a_cluster(one, leaders=("node-1", "node-1")),
@@ -176,7 +202,15 @@ def test_a_node_that_is_not_there_cannot_be_drained(duecourse: CommandLine, node
 
 def test_the_only_node_that_was_asked_may_drain_itself(duecourse: CommandLine, node: ScriptedNode) -> None:
     gone = Status(grpc.StatusCode.UNAVAILABLE, message="failed to connect to all addresses")
-    node.script("GetCluster", a_cluster(a_node("node-1"), leaders=("node-1",)), *[gone] * 100)
+    node.script("GetCluster", a_cluster(a_node("node-1"), a_node("node-2"), leaders=("node-1",)), *[gone] * 100)
     result = duecourse("node", "drain", "node-1", "--timeout", "20s")
     assert result.exit_code == 0
     assert "node-1 no longer answers" in result.stdout
+
+
+def test_the_last_node_may_be_drained_and_gone_at_once(duecourse: CommandLine, node: ScriptedNode) -> None:
+    gone = Status(grpc.StatusCode.UNAVAILABLE, message="failed to connect to all addresses")
+    node.script("GetCluster", a_cluster(a_node("node-1"), leaders=("node-1",)), *[gone] * 100)
+    result = duecourse("node", "drain", "node-1", "--timeout", "20s")
+    assert result.exit_code == 0
+    assert result.stdout == "node-1 has gone; it was the last node\n"

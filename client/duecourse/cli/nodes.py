@@ -60,14 +60,20 @@ async def _drain(client: "Client", node_id: str, limit: Micros) -> bool:
 
     clock = SystemClock()
     until = clock.elapsed() + limit
+    # Looked at before, since a node that drains may be gone before the next look.
+    before_it = await client.cluster()
+    answering = before_it.answering_node
+    is_last = [node.node_id for node in before_it.nodes] == [node_id]
     await client.drain_node(node_id)
     output.tell(f"{node_id} drains")
     led = -1
-    answering = ""
     while clock.elapsed() < until:
         try:
             cluster = await client.cluster(timeout=_LOOK_LIMIT)
         except (Unavailable, OutcomeUncertain):
+            if is_last:
+                output.say(f"{node_id} has gone; it was the last node")
+                return True
             if answering == node_id:
                 # Nobody but itself was asked, so there is nobody left to tell.
                 output.say(f"{node_id} no longer answers; an --address of another node would tell of the rest")

@@ -205,7 +205,8 @@ class Client:
         return answers.cancellation(response)
 
     async def cluster(self, *, timeout: timedelta | None = None) -> Cluster:
-        """Describe the cluster as the node that answers sees it."""
+        """Describe the cluster as the node that answers sees it; a seed, while one answers."""
+        self._follow()
         request = cluster_service_pb2.GetClusterRequest()
 
         async def attempt(route: Route, seconds: float) -> cluster_service_pb2.GetClusterResponse:
@@ -221,7 +222,7 @@ class Client:
         async def attempt(route: Route, seconds: float) -> cluster_service_pb2.DrainNodeResponse:
             return await route.cluster.DrainNode(request, timeout=seconds)
 
-        await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=False))
+        await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=True))
 
     def _slot(self, task_id: str) -> int | None:
         """Return the slot of a task that is to be changed, if it matters."""
