@@ -91,7 +91,6 @@ class Scene:
             cast(Election, cast(Any, self.election)),
             clock=SystemClock(),
             standings=cast(Standings, cast(Any, self.candidacies)),
-            turns=asyncio.Semaphore(1),
         )
 
 

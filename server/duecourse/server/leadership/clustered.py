@@ -242,7 +242,7 @@ class Clustered:
 
     def _decide(self, seat: Seat, group: asyncio.TaskGroup) -> None:
         if seat.is_elected:
-            if seat.successor is None and self._may_move(seat.shard):
+            if not seat.is_handing_over and self._may_move(seat.shard) and self._has_turn():
                 successor = self._successor(seat.shard)
                 if successor is not None:
                     seat.hand_over(successor)
@@ -280,6 +280,10 @@ class Clustered:
             return True
         is_placed_elsewhere = self._placement.get(shard, self._node_id) != self._node_id
         return is_placed_elsewhere and self._clock.elapsed() - self._placed_at >= self._settles
+
+    def _has_turn(self) -> bool:
+        """Tell whether one more shard may be handed over now: those that wait are led as before."""
+        return sum(seat.is_handing_over for seat in self._seats.values()) < HAND_OVERS_AT_ONCE
 
     def _successor(self, shard: ShardId) -> Member | None:
         """Return who is next in line, if a shard may go there."""
@@ -324,7 +328,6 @@ class Clustered:
 
     def _make_seats(self, shards: Sequence[ShardId], member: Member) -> dict[ShardId, Seat]:
         candidate = Candidate(node=member.node_id, address=member.address)
-        turns = asyncio.Semaphore(HAND_OVERS_AT_ONCE)
         return {
             shard: Seat(
                 shard,
@@ -341,7 +344,6 @@ class Clustered:
                 ),
                 clock=self._clock,
                 standings=self._standings,
-                turns=turns,
             )
             for shard in shards
         }

@@ -38,7 +38,7 @@ _log = logs.get("leadership")
 
 
 class Seat:
-    """See the module's docstring. `turns` bounds how many shards are handed over at once."""
+    """See the module's docstring."""
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class Seat:
         *,
         clock: Clock,
         standings: Standings,
-        turns: asyncio.Semaphore,
     ) -> None:
         self.shard = shard
         self.successor: Member | None = None
@@ -57,7 +56,6 @@ class Seat:
         self._election = election
         self._clock = clock
         self._standings = standings
-        self._turns = turns
         self._claim: Claim | None = None
         self._claimed: tuple[int, Claim] | None = None
         """The latest claim, with the revision of the key that it goes with."""
@@ -82,6 +80,11 @@ class Seat:
     def is_at_odds(self) -> bool:
         """Whether the store refuses this node what etcd gives it, until an operator mends that."""
         return self._is_at_odds and self.is_occupied
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether what was begun is still to be answered before the next in line gets the shard."""
+        return self.is_elected and self.successor is not None
 
     @property
     def is_standing(self) -> bool:
@@ -156,21 +159,13 @@ class Seat:
                     taking.give_up(self.shard, ELECTION_LOST, over)
                     return True
                 if self.successor is not None:
-                    await self._hand_over(elected, taking)
+                    await taking.hand_over(self.shard)
                     return False
                 if self._refused_by is not None or claim.is_spent:
                     taking.give_up(self.shard, ELECTION_LOST, "the store refuses the claim")
                     self._tell_refusal()
                     return False
                 await self._news.wait()
-
-    async def _hand_over(self, elected: Elected, taking: Taking) -> None:
-        async with self._turns:
-            over = self._election.why_over(elected)
-            if over is None:
-                await taking.hand_over(self.shard)
-            else:
-                taking.give_up(self.shard, ELECTION_LOST, over)
 
     def _tell_refusal(self) -> None:
         """Tell who refused, once for each."""
