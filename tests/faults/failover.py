@@ -39,6 +39,8 @@ SHARDS: Final = bounds.DEFAULT_SHARDS
 SPACING: Final = bounds.SECOND // 4
 BEFORE: Final = bounds.SECOND
 AFTER: Final = bounds.DEFAULT_SESSION + 3 * bounds.SECOND
+HELD: Final = AFTER + 2 * bounds.SECOND
+"""How long what is done lasts: its end is not to be seen in what is measured."""
 QUIET: Final = "quiet"
 OTHERS_BOUND: Final = 100 * bounds.MILLISECOND
 _SILENT_BOUND: Final = bounds.DEFAULT_SESSION + 2 * bounds.SECOND
@@ -76,20 +78,20 @@ async def _nothing(_: ClusterOfNodes, __: NodeProcess) -> None:
 
 async def _kill(cluster: ClusterOfNodes, node: NodeProcess) -> None:
     node.kill()
-    await cluster.clock.sleep(AFTER)
+    await cluster.clock.sleep(HELD)
     await node.start()
 
 
 async def _freeze(cluster: ClusterOfNodes, node: NodeProcess) -> None:
     with frozen(node.child.pid):
-        await cluster.clock.sleep(AFTER)
+        await cluster.clock.sleep(HELD)
 
 
 async def _cut(cluster: ClusterOfNodes, node: NodeProcess) -> None:
     links = cluster.links[node.name].values()
     for link in links:
         link.cut()
-    await cluster.clock.sleep(AFTER)
+    await cluster.clock.sleep(HELD)
     assert all(link.faults["cut"] for link in links), "nothing was cut"
     for link in links:
         link.heal()
@@ -98,7 +100,7 @@ async def _cut(cluster: ClusterOfNodes, node: NodeProcess) -> None:
 async def _drain(cluster: ClusterOfNodes, node: NodeProcess) -> None:
     node.signal(signal.SIGTERM)
     assert await node.ended() == 0
-    await cluster.clock.sleep(AFTER)
+    await cluster.clock.sleep(HELD)
     await node.start()
 
 

@@ -13,8 +13,9 @@ from faults.conftest import StartCluster
 from services.etcd import EtcdCluster
 from services.postgres import SHARDS
 
+from duecourse.cli.launcher.ports import free_port
 from duecourse.model import bounds
-from duecourse.server.node import EXIT_DUPLICATE_NODE, EXIT_IDENTITY_REFUSED, EXIT_STORE_REFUSED
+from duecourse.server.node import EXIT_DUPLICATE_NODE, EXIT_FAILED, EXIT_IDENTITY_REFUSED, EXIT_STORE_REFUSED
 from duecourse.server.storage.embedded import EmbeddedPostgres
 from duecourse.server.storage.migrate import migrate
 
@@ -22,6 +23,7 @@ _EVENTS = {
     EXIT_IDENTITY_REFUSED: "cluster_refused",
     EXIT_DUPLICATE_NODE: "node_id_taken",
     EXIT_STORE_REFUSED: "store_refused",
+    EXIT_FAILED: "node_failed",
 }
 
 
@@ -56,6 +58,9 @@ async def test_what_belongs_to_another_cluster_is_refused_and_harms_nobody(
         # A name that is taken.
         stranger.settings = {**own, "node_id": "node-1"}
         await _refused(stranger, EXIT_DUPLICATE_NODE, "DUECOURSE_NODE_ID")
+        # An address at which nobody listens.
+        stranger.settings = {**own, "advertise_peer": f"127.0.0.1:{free_port()}"}
+        await _refused(stranger, EXIT_FAILED, "DUECOURSE_ADVERTISE_PEER")
         # An older schema than this version can use.
         name = f"older_{cluster.source.getrandbits(32):08x}"
         await cluster.store.execute(f"CREATE DATABASE {name}")

@@ -6,7 +6,8 @@ for the new ones, until `heal`:
     delay(micros)       every piece of data is held back, in both directions
     cut()               nothing goes through any more and nobody is told: connections stay open, new ones are accepted;
                         in both directions, or in the one that is named
-    swallow()           what is said on the HTTP/2 streams of now is lost, the others of their connections are served
+    swallow()           what is said on the HTTP/2 streams on which the server has spoken is lost, the others of their
+                        connections are served
     stop_reading()      nothing is taken from either side any more: its writes run into a full buffer
     refuse()            all connections are reset, new ones at once
     reset()             all connections of now are reset; new ones are forwarded
@@ -57,7 +58,7 @@ class Dialect(Protocol):
         ...
 
     def swallow(self) -> None:
-        """Lose what is said from now on about the requests that were made."""
+        """Lose what is said from now on about the requests that have had a part of their answer."""
         ...
 
     def kept(self, direction: Direction, data: bytes) -> tuple[bytes, int]:
@@ -93,25 +94,26 @@ class Http2:
     """Requests are streams, known by their frames of headers."""
 
     _PREFACE: Final = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    _DATA: Final = 0
     _HEADERS: Final = 1
 
     def __init__(self) -> None:
         self._client = _Frames(self._PREFACE)
         self._server = _Frames(0)
         self._sieves = {Direction.TO_SERVER: _Sieve(self._PREFACE), Direction.TO_CLIENT: _Sieve(0)}
-        self._latest = 0
+        self._spoken_on: set[int] = set()
 
     def requests_in(self, data: bytes) -> list[int]:
-        found = [stream for kind, stream in self._client.begun_in(data) if kind == self._HEADERS]
-        self._latest = max([self._latest, *found])
-        return found
+        return [stream for kind, stream in self._client.begun_in(data) if kind == self._HEADERS]
 
     def answers_in(self, data: bytes) -> list[int]:
-        return [stream for kind, stream in self._server.begun_in(data) if kind == self._HEADERS]
+        begun = self._server.begun_in(data)
+        self._spoken_on.update(stream for kind, stream in begun if kind == self._DATA)
+        return [stream for kind, stream in begun if kind == self._HEADERS]
 
     def swallow(self) -> None:
         for sieve in self._sieves.values():
-            sieve.swallowed_until = self._latest
+            sieve.swallowed = frozenset(self._spoken_on)
 
     def kept(self, direction: Direction, data: bytes) -> tuple[bytes, int]:
         return self._sieves[direction].through(data)
@@ -339,7 +341,7 @@ class _Frames:
 
 
 class _Sieve:
-    """Lets the frames of HTTP/2 through in one direction, but for what the streams up to some number say.
+    """Lets the frames of HTTP/2 through in one direction, but for what some streams say.
 
     Their headers pass: what these say of others depends on them.
     """
@@ -348,7 +350,7 @@ class _Sieve:
     """Data, and a stream's sudden end."""
 
     def __init__(self, skip: int) -> None:
-        self.swallowed_until = 0
+        self.swallowed: frozenset[int] = frozenset()
         self._left = skip
         self._is_lost = False
         self._head = b""
@@ -376,7 +378,7 @@ class _Sieve:
     def _begin(self, head: bytes) -> None:
         self._left = int.from_bytes(head[:3], "big")
         stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
-        self._is_lost = head[3] in self._LOST and 0 < stream <= self.swallowed_until
+        self._is_lost = head[3] in self._LOST and stream in self.swallowed
 
 
 class _Messages:

@@ -34,9 +34,10 @@ class Line:
 
 
 @asynccontextmanager
-async def an_echo() -> AsyncIterator[int]:
+async def an_echo(after: bytes = b"") -> AsyncIterator[int]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            await reader.readexactly(len(after))
             while data := await reader.read(100):
                 writer.write(data)
         except ConnectionError:
@@ -109,9 +110,10 @@ async def test_a_cut_of_one_direction_leaves_the_other(proxy: TcpProxy) -> None:
 
 
 async def test_a_swallowed_stream_is_silent_beside_others_that_are_served() -> None:
-    async with an_echo() as port, TcpProxy(HOST, port, Http2) as proxy, a_line(proxy) as line:
-        begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(1, 1, b"headers")
-        assert await line.asks(begin) == begin
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    async with an_echo(preface) as port, TcpProxy(HOST, port, Http2) as proxy, a_line(proxy) as line:
+        begin = _frame(1, 1, b"headers") + _frame(1, 0, b"spoken")
+        assert await line.asks(preface + begin) == begin
         proxy.swallow()
         both = _frame(1, 0, b"lost") + _frame(3, 1, b"headers") + _frame(3, 0, b"kept") + _frame(1, 3, b"also")
         # In pieces, as they may come.
