@@ -34,6 +34,8 @@ class Listener:
 
     def __init__(self) -> None:
         self.connections: list[asyncio.StreamWriter] = []
+        self.closes_at_once = False
+        self.accepted = 0
         self._server: asyncio.Server | None = None
 
     @property
@@ -60,7 +62,11 @@ class Listener:
         self.close_connections()
 
     async def _serve(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections.append(writer)
+        self.accepted += 1
+        if self.closes_at_once:
+            writer.close()
+        else:
+            self.connections.append(writer)
 
 
 class Present:
@@ -129,6 +135,23 @@ async def test_a_connection_that_closes_while_somebody_listens_proves_nothing(
         listener.close_connections()
         await until(lambda: listener.connections)
         assert b.session.lease == lease
+
+
+async def test_who_accepts_and_closes_at_once_is_not_asked_without_a_pause(
+    etcd: EtcdCluster, keys: Keys, listener: Listener
+) -> None:
+    listener.closes_at_once = True
+    async with present("a", etcd, keys, member("a", "")), present("b", etcd, keys, member("b", listener.address)):
+        await until(lambda: listener.accepted)
+        # The waits are 25, 50, 100 and 200 ms at least.
+        assert await until(lambda: listener.accepted >= 5) >= 300 * bounds.MILLISECOND
+
+
+@pytest.mark.parametrize("address", ["nonsense", "a..b:1", "127.0.0.1:70000"])
+async def test_an_address_that_means_nothing_proves_nothing(etcd: EtcdCluster, keys: Keys, address: str) -> None:
+    assert not await is_refused(address)
+    async with present("a", etcd, keys, member("a", "")) as a, present("b", etcd, keys, member("b", address)):
+        await until(lambda: a.membership.get("b"))
 
 
 async def test_a_cut_proves_nothing(etcd: EtcdCluster, keys: Keys, listener: Listener) -> None:

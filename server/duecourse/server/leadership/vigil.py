@@ -29,7 +29,11 @@ from duecourse.timing.clock import Clock
 CONNECT_LIMIT: Final[Micros] = bounds.SECOND
 _FIRST_WAIT: Final[Micros] = 50 * bounds.MILLISECOND
 _LONGEST_WAIT: Final[Micros] = 2 * bounds.SECOND
+_STEADY: Final[Micros] = 500 * bounds.MILLISECOND
+"""A connection that stood for less may be of somebody who accepts all and serves none, such as a load balancer."""
 _CHUNK: Final = 4_096
+# An address that a newer version wrote may mean nothing here.
+_PROVES_NOTHING: Final = (OSError, TimeoutError, ValueError)
 
 _log = logs.get("leadership")
 
@@ -71,17 +75,19 @@ class Vigil:
         has_stood = False
         waits = _waits()
         while True:
+            began = self._clock.elapsed()
             try:
                 async with _connected(other.member.peer_address) as reader:
                     has_stood = True
-                    waits = _waits()
                     await _until_closed(reader)
-                # The next try is made at once: it tells whether somebody still listens.
-                continue
+                if self._clock.elapsed() - began >= _STEADY:
+                    # The next try is made at once: it tells whether somebody still listens.
+                    waits = _waits()
+                    continue
             except ConnectionRefusedError:
                 if has_stood and await self._revoke(other):
                     return
-            except (OSError, TimeoutError):
+            except _PROVES_NOTHING:
                 pass
             await self._clock.sleep(next(waits))
 
@@ -107,7 +113,7 @@ async def is_refused(address: str) -> bool:
             return False
     except ConnectionRefusedError:
         return True
-    except (OSError, TimeoutError):
+    except _PROVES_NOTHING:
         return False
 
 
