@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from simulation.nodes import Node
+from simulation.nodes import Node, api_address
 from simulation.plan import Leaving
 from simulation.store import Trouble
 
@@ -58,7 +58,7 @@ class Succession:
     """One node at a time, each followed by another elsewhere."""
 
     def __init__(self, world: "World") -> None:
-        self.known: Sequence[str] = _SOLO_ADDRESSES
+        self.known: Sequence[str] = [api_address(host) for host in _SOLO_ADDRESSES]
         self._world = world
         self._active = ""
 
@@ -124,9 +124,9 @@ class Assembly:
     """Several nodes that meet in etcd. Each comes back where it was; more may join."""
 
     def __init__(self, world: "World") -> None:
-        self.known: Sequence[str] = ADDRESSES[: world.plan.setup.nodes]
         self._world = world
-        self._wanted = list(self.known)
+        self._wanted = list(ADDRESSES[: world.plan.setup.nodes])
+        self.known: Sequence[str] = [api_address(host) for host in self._wanted]
         self._ended_at: dict[Node, Micros] = {}
         self._broken: set[str] = set()
         """Left so when all else was healed."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from simulation.clock import MachineClock
 from simulation.hosts import incarnation_of
+from simulation.nodes import api_address
 from simulation.plan import Kind
 
 from duecourse.model import bounds
@@ -73,7 +74,7 @@ class Healing:
         for name, worker in self._world.workers.items():
             incarnation = incarnation_of(worker.process)
             for node in self._world.fleet.sound():
-                said = worker.credit_at(node.address)
+                said = worker.credit_at(api_address(node.address))
                 if said is None or node.scheduler is None or not node.is_up:
                     continue
                 known = node.credit_of(incarnation)
@@ -95,7 +96,7 @@ class Healing:
         world = self._world
         if world.plan.setup.kind is Kind.SOLO:
             return [name for name, worker in world.workers.items() if not worker.served_by()]
-        addresses = [node.address for node in world.fleet.sound()]
+        addresses = [api_address(node.address) for node in world.fleet.sound()]
         return [
             f"{name} to {address}"
             for name, worker in world.workers.items()

@@ -37,6 +37,7 @@ from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing import backoff
 
 KEYS: Final = Keys("simulated")
+_PORT: Final = 7400
 _PEER_PORT: Final = 7401
 _DRAIN: Final = 5 * bounds.SECOND
 _STEP: Final = 5 * bounds.MILLISECOND
@@ -47,8 +48,13 @@ class _Stopped(Exception):
     """The node was told to end, and has drained."""
 
 
+def api_address(host: str) -> str:
+    """Return where clients and workers reach the node of a machine."""
+    return f"{host}:{_PORT}"
+
+
 class Node:
-    """A node at an address. `etcd` are the endpoints where it meets others; none: it is alone."""
+    """The node of a machine, whose name is its own. `etcd` are the endpoints where it meets others; none: it is alone."""
 
     def __init__(
         self,
@@ -203,7 +209,7 @@ class Node:
             drain=self._told_to_end.set,
         )
         surfaces = Surfaces(behind, has_peers=bool(self._etcd))
-        self._serve_at(self.address, surfaces.api)
+        self._serve_at(api_address(self.address), surfaces.api)
         if surfaces.peer is not None:
             self._serve_at(self._peer_address, surfaces.peer)
         self._leadership.introduce(self._member())
@@ -220,7 +226,7 @@ class Node:
     def _member(self) -> Member:
         return Member(
             node_id=self.address,
-            address=self.address,
+            address=api_address(self.address),
             peer_address=self._peer_address,
             version="simulated",
             wall_clock_offset=self._cluster_clock.wall_clock_offset(),
@@ -232,4 +238,6 @@ class Node:
 
     def _describe(self, scheduler: Scheduler) -> ClusterDescription:
         offset = self._cluster_clock.wall_clock_offset()
-        return scheduler.describe(NodeDescription(self.address, self.address, "simulated", wall_clock_offset=offset))
+        return scheduler.describe(
+            NodeDescription(self.address, api_address(self.address), "simulated", wall_clock_offset=offset)
+        )
