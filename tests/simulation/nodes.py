@@ -54,7 +54,7 @@ def api_address(host: str) -> str:
 
 
 class Node:
-    """The node of a machine, whose name is its own. `etcd` are the endpoints where it meets others; none: it is alone."""
+    """The node of a machine, named like it. `etcd` are the endpoints where it meets others; none: it is alone."""
 
     def __init__(
         self,
