@@ -14,7 +14,7 @@ import pytest
 from cli.conftest import CommandLine
 from services.scripted import ScriptedNode, Silence, Status, a_task, submitted
 
-from duecourse.v1 import task_pb2, task_service_pb2
+from duecourse.v1 import cluster_service_pb2, task_pb2, task_service_pb2
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -114,12 +114,13 @@ def test_a_wrong_command_line_is_told_and_nothing_is_sent(
         (Status(grpc.StatusCode.NOT_FOUND, "TASK_NOT_FOUND"), 1, "check the id and --namespace"),
         (Status(UNAVAILABLE, "DRAINING"), 3, "nothing was done; try again"),
         (Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"), 3, "too much to do"),
+        (Status(UNAVAILABLE, "STORE_UNAVAILABLE"), 3, "nothing was done; see whether Postgres runs"),
         (Status(UNAVAILABLE, "OUTCOME_UNCERTAIN"), 4, "repeating it with --id t1 is safe"),
         (Silence(), 4, "no answer from"),
         (Status(grpc.StatusCode.INTERNAL, "INVARIANT_VIOLATED", metadata=(("error_id", "e7"),)), 5, "error e7 in"),
         (Status(grpc.StatusCode.PERMISSION_DENIED, message="no \x1b[31mway\nerror: fake"), 1, r"no \x1b[31mway\nerror"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_failure_is_one_line_and_an_exit_code(
     duecourse: CommandLine, node: ScriptedNode, status: Any, code: int, said: str
@@ -131,6 +132,78 @@ def test_a_failure_is_one_line_and_an_exit_code(
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+def test_a_store_that_does_not_answer_any_more_is_told_with_what_to_do(
+    duecourse: CommandLine, node: ScriptedNode
+) -> None:
+    away = Status(UNAVAILABLE, "STORE_UNAVAILABLE", "the store does not answer")
+    node.script("SubmitTask", Status(UNAVAILABLE, "OUTCOME_UNCERTAIN"), *[away] * 99)
+    result = duecourse("task", "submit", "-t", "remind", "--id", "t1", "--timeout", "2s")
+    assert result.exit_code == 4
+    assert result.stderr == (
+        "error: the store does not answer: it may or may not have been done; see whether Postgres runs;"
+        " repeating it with --id t1 is safe and tells\n"
+    )
+
+
+def test_a_read_that_is_not_answered_is_unavailable(duecourse: CommandLine, node: ScriptedNode) -> None:
+    node.script("GetTask", *[Silence()] * 9)
+    result = duecourse("task", "get", "t1", "--timeout", "1s")
+    assert result.exit_code == 3
+    assert result.stderr == f"error: no answer from {node.address} in time: try again\n"
+
+
+def _script_overdue(
+    node: ScriptedNode,
+    streams: int,
+    leader: str = "node-1",
+    state: "task_pb2.TaskState.ValueType" = task_pb2.TASK_STATE_PENDING,
+) -> None:
+    task = a_task()
+    task.task_type = "other"
+    task.state = state
+    task.due_time.FromJsonString("2020-01-02T03:04:05Z")
+    node.script("GetTask", task_service_pb2.GetTaskResponse(task=task))
+    cluster = cluster_service_pb2.GetClusterResponse(worker_streams=streams)
+    cluster.shards.add(shard=0, slot_until=1, state=cluster_service_pb2.SHARD_STATE_LED, leader=leader)
+    node.script("GetCluster", cluster)
+
+
+def test_a_task_that_is_due_and_waits_says_for_what(duecourse: CommandLine, node: ScriptedNode) -> None:
+    _script_overdue(node, streams=0)
+    told = duecourse("task", "get", "t1").stderr
+    assert "but no worker is connected: start one that takes type 'other' from queue 'default'" in told
+    _script_overdue(node, streams=1)
+    told = duecourse("task", "get", "t1").stderr
+    assert "is one connected that takes type 'other' from queue 'default', and is it not busy?" in told
+    _script_overdue(node, streams=1, leader="")
+    assert duecourse("task", "get", "t1").stderr == "1 of 1 shards have no leader; their tasks wait\n"
+
+
+def test_a_task_that_has_ended_or_is_shown_to_a_program_waits_for_nothing(
+    duecourse: CommandLine, node: ScriptedNode
+) -> None:
+    _script_overdue(node, streams=0, state=task_pb2.TASK_STATE_SUCCEEDED)
+    assert duecourse("task", "get", "t1").stderr == ""
+    _script_overdue(node, streams=0)
+    assert duecourse("task", "get", "t1", "--json").stderr == ""
+
+
+def test_attempts_are_readable_on_a_terminal_of_80_columns(node: ScriptedNode) -> None:
+    attempt = task_pb2.Attempt(number=1, round=1, worker="w1", outcome=task_pb2.ATTEMPT_OUTCOME_FAILED)
+    attempt.failure.CopyFrom(task_pb2.Failure(type="ValueError", message="the mail server said: try again later"))
+    attempt.lease_time.FromJsonString("2030-01-02T03:04:05.000001Z")
+    attempt.start_time.FromJsonString("2030-01-02T03:04:05.012001Z")
+    attempt.end_time.FromJsonString("2030-01-02T03:04:17.500001Z")
+    node.script("GetTask", task_service_pb2.GetTaskResponse(task=a_task(attempts=[attempt])))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "duecourse.cli.main", "task", "get", "t1", "--full", "--address", node.address]
+    subprocess.run(command, stdout=theirs, env=os.environ | {"COLUMNS": "80"}, check=True, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 20_000).decode()
+    os.close(ours)
+    assert "2030-01-02 03:04:05Z +0.012s +12.500s ValueError: the " in shown
 
 
 def test_a_node_that_is_not_there_is_told_with_what_to_do(duecourse: CommandLine) -> None:

@@ -35,7 +35,7 @@ def of(failure: "DuecourseError") -> ExitCode:
         case client.Unavailable():
             return ExitCode.UNAVAILABLE
         case client.OutcomeUncertain():
-            return ExitCode.UNCERTAIN
+            return ExitCode.UNCERTAIN if failure.is_of_change else ExitCode.UNAVAILABLE
         case client.ServerFault():
             return ExitCode.FAULT
         case _:
@@ -53,11 +53,16 @@ def explain(failure: "DuecourseError", address: str) -> str:
         case client.Unavailable(reason=""):
             why = what.rpartition("last error: ")[2]
             return f"cannot reach a node at {address} ({why}): start one with `duecourse dev`, or give its --address"
+        case client.Unavailable(reason="STORE_UNAVAILABLE"):
+            return f"{what}: nothing was done; see whether Postgres runs, and try again"
         case client.Unavailable():
             return f"{what}: nothing was done; try again"
+        case client.OutcomeUncertain() if not failure.is_of_change:
+            return f"{what}: try again"
         case client.OutcomeUncertain():
             same = f" with --id {failure.task_id}" if failure.task_id else ""
-            return f"{what}: it may or may not have been done; repeating it{same} is safe and tells"
+            where = "; see whether Postgres runs" if failure.reason == "STORE_UNAVAILABLE" else ""
+            return f"{what}: it may or may not have been done{where}; repeating it{same} is safe and tells"
         case client.ServerFault():
             error_id = failure.metadata.get("error_id")
             where = f"error {error_id} in the node's log" if error_id else "the node's log"

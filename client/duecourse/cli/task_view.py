@@ -6,13 +6,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from duecourse.cli import values
-from duecourse.client import Attempt, Task
-from duecourse.model import durations
+from duecourse.client import Attempt, Task, TaskState
+from duecourse.model import bounds, durations
 
 COLUMNS = ("task id", "state", "type", "queue", "run at", "due", "tried")
 ATTEMPT_COLUMNS = ("attempt", "round", "outcome", "worker", "leased", "started", "ended", "progress", "failure")
 _USUAL_QUEUE = "default"
 _MOST_SHOWN_BYTES = 2_000
+_MOMENT = timedelta(seconds=2)
 
 
 def row(task: Task) -> tuple[str, ...]:
@@ -96,6 +97,25 @@ def short_attempt_row(attempt: Attempt) -> tuple[str, ...]:
         _after(attempt.lease_time, attempt.end_time),
         progress,
         failure,
+    )
+
+
+def overdue(task: Task, now: datetime) -> timedelta:
+    """Return for how long a task has been due without being leased; zero below a moment, or if it is not to run."""
+    if task.state not in (TaskState.PENDING, TaskState.RETRY_WAIT) or task.due_time is None:
+        return timedelta()
+    late = now - task.due_time
+    return late if late >= _MOMENT else timedelta()
+
+
+def wanted_worker(task: Task, overdue: timedelta, *, has_any: bool) -> str:
+    """Say what a task that is due waits for."""
+    worker = f"type {task.task_type!r} from queue {task.queue!r}"
+    if not has_any:
+        return f"it has been due for {_coarse(overdue)}, but no worker is connected: start one that takes {worker}"
+    return (
+        f"it has been due for {_coarse(overdue)}, but no worker has taken it: is one connected that takes {worker},"
+        " and is it not busy?"
     )
 
 
@@ -198,6 +218,10 @@ def _content(content: bytes | None, content_type: str) -> str:
 
 def _texts(texts: Any) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(texts.items()))
+
+
+def _coarse(duration: timedelta) -> str:
+    return durations.write(duration // timedelta(seconds=1) * bounds.SECOND)
 
 
 def _after(first: datetime | None, then: datetime | None) -> str:

@@ -1,16 +1,23 @@
 """`duecourse task`: submits, reads, lists and cancels tasks."""
 
-from datetime import timedelta
-from typing import Annotated
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from duecourse.cli import connection, exits, output, task_submission, values
 from duecourse.cli.connection import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Address, Json, Namespace, Timeout
+from duecourse.model import bounds
+from duecourse.timing.clock import SystemClock
+
+if TYPE_CHECKING:
+    from duecourse.client import Client, Task
 
 app = typer.Typer(name="task", help="Submit, read, list and cancel tasks.", epilog=exits.EPILOG, no_args_is_help=True)
 
 app.command(epilog=exits.EPILOG)(task_submission.submit)
+
+_LOOK_LIMIT: Final = timedelta(seconds=2)
 
 TaskIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The task's id.")]
 
@@ -27,6 +34,7 @@ def get(
     """Show a task."""
     with connection.session(address, namespace, timeout) as session:
         task = session.run(session.client.get(task_id, full=full))
+        why = None if as_json else session.run(_why_it_waits(session.client, task))
     from duecourse.cli import task_view
 
     if as_json:
@@ -36,6 +44,24 @@ def get(
     if task.attempts:
         row = task_view.short_attempt_row if output.is_terminal() else task_view.attempt_row
         output.say_table(task_view.ATTEMPT_COLUMNS, map(row, task.attempts))
+    if why is not None:
+        output.tell(why)
+
+
+async def _why_it_waits(client: "Client", task: "Task") -> str | None:
+    """Tell what a task that is due waits for; None if it does not wait, or nobody can tell."""
+    from duecourse.cli import cluster_view, task_view
+    from duecourse.client import DuecourseError
+
+    if not (overdue := task_view.overdue(task, datetime.fromtimestamp(SystemClock().wall() / bounds.SECOND, UTC))):
+        return None
+    try:
+        cluster = await client.cluster(timeout=_LOOK_LIMIT)
+    except DuecourseError:
+        return None
+    return cluster_view.unled(cluster) or task_view.wanted_worker(
+        task, overdue, has_any=cluster_view.worker_streams(cluster) > 0
+    )
 
 
 @app.command("list", epilog=exits.EPILOG)

@@ -74,6 +74,8 @@ class DuecourseError(Exception):
         """How long the server asks to wait before another try."""
         self.metadata = metadata or {}
         """More from the server, for people: an `error_id` to find in its log, for example."""
+        self.is_of_change = True
+        """The call was to change something; False for one that only reads."""
         self.task_id: str | None = None
         """The task that the call was about; a submission that is repeated with it is the same submission."""
 

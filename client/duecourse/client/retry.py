@@ -70,9 +70,10 @@ class Patience:
     def verdict(self, failure: errors.DuecourseError) -> errors.DuecourseError:
         """Turn the last failure into what all tries together say: one lost answer leaves the outcome open."""
         if self._changes and self._is_uncertain and isinstance(failure, errors.Unavailable):
-            return failure.as_kind(errors.OutcomeUncertain)
-        if not self._changes and type(failure) is errors.OutcomeUncertain:
-            return failure.as_kind(errors.Unavailable)
+            failure = failure.as_kind(errors.OutcomeUncertain)
+        elif not self._changes and type(failure) is errors.OutcomeUncertain:
+            failure = failure.as_kind(errors.Unavailable)
+        failure.is_of_change = self._changes
         return failure
 
 
