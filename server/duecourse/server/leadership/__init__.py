@@ -14,12 +14,13 @@ from duecourse.server.storage import RaiseRefused, ShardRow, Stale
 
 
 class Superseded(Exception):
-    """Another node took a shard, and this node cannot go on; the message says who and what to do."""
+    """Another node took a shard, and this node cannot go on; the message says what to do."""
 
-    def __init__(self, shard: ShardId, epoch: Epoch, holder: bytes) -> None:
+    def __init__(self, shard: ShardId, epoch: Epoch) -> None:
         super().__init__(
-            f"shard {shard} was taken by another node: epoch {epoch}, holder {holder.hex()}. Two solo nodes were"
-            " pointed at one store; stop one of them"
+            f"another solo node took shard {shard}, at epoch {epoch}, and goes on in place of this one: a store is for"
+            " one of them. If it is not meant to, stop it: pg_stat_activity in Postgres tells from where the"
+            " connections named duecourse come"
         )
 
 

@@ -60,7 +60,7 @@ class Solo:
 
     def superseded(self, shard: ShardId, by: Stale | RaiseRefused) -> None:
         """Give up."""
-        self._superseded = Superseded(shard, by.epoch, by.holder)
+        self._superseded = Superseded(shard, by.epoch)
         self._news.set()
 
     def why_not_ready(self, led: Collection[ShardId]) -> str | None:
