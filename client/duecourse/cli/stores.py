@@ -26,7 +26,11 @@ def migrate(
     shards: Annotated[
         int,
         typer.Option(
-            "--shards", min=1, max=bounds.SLOTS, help="How many shards a new store gets; an old one keeps its number."
+            "--shards",
+            min=1,
+            max=bounds.SLOTS,
+            metavar="NUMBER",
+            help=f"How many shards a new store gets, up to {bounds.SLOTS:,}; an old one keeps its number.",
         ),
     ] = bounds.DEFAULT_SHARDS,
     postgres_dsn: Dsn = None,
