@@ -100,13 +100,12 @@ class Peers:
 
     async def _close_unused(self) -> None:
         """Close the channels to nodes that are members no more, but for those with calls under way."""
-        self._has_left = False
         members = {member.peer_address for member in self._view.members()}
-        for address in self._peers.keys() - members:
-            if self._peers[address].calls:
-                self._has_left = True
-            else:
-                await self._peers.pop(address).channel.close()
+        left = [(address, peer) for address, peer in self._peers.items() if address not in members]
+        idle = [self._peers.pop(address) for address, peer in left if not peer.calls]
+        self._has_left = len(idle) < len(left)
+        for peer in idle:
+            await peer.channel.close()
 
 
 _RESULTS: Final = {relay.NotThere: "not there", errors.OutcomeUncertain: "lost"}
