@@ -24,10 +24,12 @@ _NOTHING: Final = Mutation("nothing, to compare with", "pyproject.toml", "[proje
 _SEEDS_CODE: Final = """
 import sys
 from simulation import plan, world
-for seed in range(int(sys.argv[1])):
-    result = world.run(plan.draw(seed, plan.Kind(sys.argv[2])))
+for number in range(int(sys.argv[1])):
+    kinds = [plan.Kind(name) for name in sys.argv[2:]]
+    kind, seed = kinds[number % len(kinds)], number // len(kinds)
+    result = world.run(plan.draw(seed, kind))
     if result.violations:
-        print(seed + 1, result.violations[0])
+        print(f"{number + 1} ({kind} {seed})", result.violations[0])
         break
 """
 
@@ -37,15 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="simulation.planted", description="Plant faults and see them found.")
     parser.add_argument("--seeds", type=int, default=2_000, help="give up after so many seeds (default: 2000)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
-    parser.add_argument("--kind", type=Kind, choices=list(Kind), default=Kind.CLUSTER, help="(default: cluster)")
+    parser.add_argument("--kind", type=Kind, choices=list(Kind), help="of cluster (default: both by turns)")
     parser.add_argument("--only", default="", help="only mutations whose name contains this")
     given = parser.parse_args(arguments)
     # Without a fault nothing may be found: else it would prove nothing that something is.
+    kinds = [given.kind] if given.kind else list(Kind)
     wanted = [_NOTHING, *(mutation for mutation in MUTATIONS if given.only in mutation.name)]
     survivors = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
         tries = [
-            pool.submit(_try, mutation, Path(folder) / str(number), given.seeds, given.kind)
+            pool.submit(_try, mutation, Path(folder) / str(number), given.seeds, kinds)
             for number, mutation in enumerate(wanted)
         ]
         for mutation, tried in zip(wanted, tries, strict=True):
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if survivors else 0
 
 
-def _try(mutation: Mutation, folder: Path, seeds: int, kind: Kind) -> tuple[bool, str]:
+def _try(mutation: Mutation, folder: Path, seeds: int, kinds: Sequence[Kind]) -> tuple[bool, str]:
     """Plant a fault in a copy, and run seeds until one finds it."""
     for source in _SOURCES:
         shutil.copytree(_ROOT / source, folder / source, ignore=shutil.ignore_patterns("__pycache__"))
@@ -70,7 +73,7 @@ def _try(mutation: Mutation, folder: Path, seeds: int, kind: Kind) -> tuple[bool
     path.write_text(text.replace(mutation.before, mutation.after), encoding="utf-8")
     paths = [str(folder / source) for source in (*_SOURCES, "tests")]
     ran = subprocess.run(
-        [sys.executable, "-c", _SEEDS_CODE, str(seeds), kind],
+        [sys.executable, "-c", _SEEDS_CODE, str(seeds), *kinds],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
@@ -80,10 +83,10 @@ def _try(mutation: Mutation, folder: Path, seeds: int, kind: Kind) -> tuple[bool
     shutil.rmtree(folder)
     if ran.returncode:
         return False, f"broke the simulation: {ran.stderr[-200:]}"
-    tried, _, violation = ran.stdout.strip().partition(" ")
+    tried, _, violation = ran.stdout.strip().partition(") ")
     if not tried:
         return False, f"SURVIVES {seeds} seeds" + (f": {mutation.why_not_found}" if mutation.why_not_found else "")
-    return True, f"found by seed {tried}: {violation[:90]}"
+    return True, f"found by seed {tried}): {violation[:90]}"
 
 
 if __name__ == "__main__":
