@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -201,9 +202,9 @@ def test_attempts_are_readable_on_a_terminal_of_80_columns(node: ScriptedNode) -
     command = [sys.executable, "-m", "duecourse.cli.main", "task", "get", "t1", "--full", "--address", node.address]
     subprocess.run(command, stdout=theirs, env=os.environ | {"COLUMNS": "80"}, check=True, timeout=60)
     os.close(theirs)
-    shown = os.read(ours, 20_000).decode()
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", os.read(ours, 20_000).decode())
     os.close(ours)
-    assert "2030-01-02 03:04:05Z +0.012s +12.500s ValueError: the " in shown
+    assert "2030-01-02 03:04:05Z +0.012s +12.500s ValueError: the" in shown
 
 
 def test_a_node_that_is_not_there_is_told_with_what_to_do(duecourse: CommandLine) -> None:

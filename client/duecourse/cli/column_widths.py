@@ -34,4 +34,5 @@ def _narrow(widths: list[int], least: Sequence[int], screen: int) -> None:
         wide = [index for index, width in enumerate(widths) if width > least[index]]
         if not wide:
             return
-        widths[max(wide, key=widths.__getitem__)] -= 1
+        # Of several the last: what comes last is mostly prose, which bears it best.
+        widths[max(wide, key=lambda index: (widths[index], index))] -= 1

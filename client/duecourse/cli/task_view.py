@@ -221,7 +221,10 @@ def _texts(texts: Any) -> str:
 
 
 def _coarse(duration: timedelta) -> str:
-    return durations.write(duration // timedelta(seconds=1) * bounds.SECOND)
+    """Write it in the largest unit of which there are two."""
+    units = ((bounds.DAY, "d"), (bounds.HOUR, "h"), (bounds.MINUTE, "m"), (bounds.SECOND, "s"))
+    micros = duration // timedelta(microseconds=1)
+    return next(f"{micros // unit}{name}" for unit, name in units if micros >= 2 * unit)
 
 
 def _after(first: datetime | None, then: datetime | None) -> str:
