@@ -95,9 +95,10 @@ def _say(report: "Report") -> None:
     hidden = report.broken.total() - len(report.findings)
     if hidden:
         output.tell(f"and {hidden:,} more findings")
+    verdict = "the store is sound" if report.is_sound else "the store is not sound"
     aside = f"; {report.set_aside:,} tasks were set aside before: they are FAILED, record corrupt"
     output.tell(
-        f"read {report.shards:,} shards, {report.tasks:,} tasks, {report.attempts:,} attempts"
+        f"{verdict}: read {report.shards:,} shards, {report.tasks:,} tasks, {report.attempts:,} attempts"
         f"{aside if report.set_aside else ''}"
     )
 
