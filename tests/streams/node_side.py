@@ -1,6 +1,6 @@
 """The node around a stream under test, and a worker that says what a test wants: no gRPC, no clock, no loop."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from duecourse.model import bounds, slots
@@ -71,6 +71,9 @@ class ScriptedPort:
         unused = min(self.credits[holder.stream_id], -delta) if delta < 0 else 0
         self.credits[holder.stream_id] += delta if delta > 0 else -unused
         return unused
+
+    def give_back(self, holder: Holder, lanes: Iterable[Lane]) -> None:
+        self.credits[holder.stream_id] += len(list(lanes))
 
     def unsubscribe(self, holder: Holder) -> None:
         self.subscribed.remove(holder)

@@ -178,6 +178,16 @@ def test_what_waits_for_a_worker_that_does_not_read_is_bounded(node: Node) -> No
     assert unsent == [assignment.lease for assignment in assignments[taken:]]
 
 
+def test_the_credit_of_what_found_no_room_comes_back_once_the_worker_reads(node: Node) -> None:
+    worker = node.connect()
+    holder = node.port.subscribed[0]
+    assignments = [node.grant(worker, f"t{n}", b"x" * bounds.MAX_PAYLOAD_BYTES) for n in range(100)]
+    unsent = node.hub.assign(assignments)
+    assert node.port.credits[holder.stream_id] == 0
+    worker.hear()
+    assert node.port.credits[holder.stream_id] == len(unsent)
+
+
 def test_a_worker_that_does_not_read_is_given_up_and_its_assignments_are_unsent(node: Node) -> None:
     worker = node.connect()
     leases = node.assign(worker, "a", "b")

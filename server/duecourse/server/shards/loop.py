@@ -19,7 +19,7 @@ from duecourse.server.core.events import Event, Grant, Tick, Unsent
 from duecourse.server.core.lease import Holder, Lease
 from duecourse.server.core.matcher import Matcher
 from duecourse.server.core.shard import Shard
-from duecourse.server.core.task import Epoch, ShardId
+from duecourse.server.core.task import Epoch, Lane, ShardId
 from duecourse.server.core.writes import Write
 from duecourse.server.failpoints import AFTER_ANSWER, BEFORE_ASSIGNMENT, Failpoints
 from duecourse.server.shards.agenda import Agenda
@@ -222,6 +222,12 @@ class Loop:
         """Change a stream's credit; returns how much of a withdrawal was still unused."""
         self._wake.set()
         return self.matcher.add_credit(holder, delta, task_type_deltas)
+
+    def give_back(self, holder: Holder, lanes: Iterable[Lane]) -> None:
+        """Give a stream back the credit of one assignment of each lane."""
+        for lane in lanes:
+            self.matcher.unmatched(lane, holder)
+        self._wake.set()
 
     def unsubscribe(self, holder: Holder) -> None:
         """Forget a stream and its credit."""

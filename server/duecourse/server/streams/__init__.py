@@ -4,13 +4,13 @@
 worker go in, the loop's effects go in, messages for the worker come out. `rpc.worker_service` moves them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from duecourse.model.instants import Micros
 from duecourse.server.core.events import Event
 from duecourse.server.core.lease import Holder
-from duecourse.server.core.task import Epoch, ShardId
+from duecourse.server.core.task import Epoch, Lane, ShardId
 
 
 class Port(Protocol):
@@ -42,6 +42,10 @@ class Port(Protocol):
 
     def credit(self, holder: Holder, delta: int, task_type_deltas: Mapping[str, int]) -> int:
         """Change a stream's credit; returns how much of a withdrawal was still unused."""
+        ...
+
+    def give_back(self, holder: Holder, lanes: Iterable[Lane]) -> None:
+        """Give a stream back the credit of one assignment of each lane, which it had no room for."""
         ...
 
     def unsubscribe(self, holder: Holder) -> None:

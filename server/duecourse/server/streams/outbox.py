@@ -65,6 +65,11 @@ class Outbox:
         return self._bytes >= MAX_BYTES
 
     @property
+    def is_roomy(self) -> bool:
+        """Whether half of the room for assignments is free."""
+        return self._bytes <= MAX_BYTES // 2
+
+    @property
     def is_overrun(self) -> bool:
         """Whether the worker made more to answer than it reads."""
         return len(self._recorded) + len(self._others) + len(self._queue) > MAX_RECORDS

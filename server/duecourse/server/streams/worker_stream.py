@@ -25,7 +25,7 @@ from duecourse.server.core.effects import Assignment, StopReason, Verdict
 from duecourse.server.core.errors import DomainError
 from duecourse.server.core.events import End, Hold, OutcomeKind, Report, Start, Unsent
 from duecourse.server.core.lease import Holder, Lease
-from duecourse.server.core.task import Epoch, Failure, ShardId, TaskKey
+from duecourse.server.core.task import Epoch, Failure, Lane, ShardId, TaskKey
 from duecourse.server.streams import Port, reading, wire
 from duecourse.server.streams.errors import ProtocolViolation, StreamEnded
 from duecourse.server.streams.inquiry import Inquiry
@@ -93,6 +93,8 @@ class WorkerStream:
         self._listed_at = 0
         """The number of the last LeasesHeld, as long as it was not confirmed."""
         self._credit_out = 0
+        self._no_room_for: list[Lane] = []
+        """The lanes of assignments whose credit comes back once there is room: they would only be turned away again."""
         self._task_types: frozenset[str] = frozenset()
 
     @property
@@ -116,6 +118,9 @@ class WorkerStream:
         """Return the next message for the worker; None if nothing waits."""
         message = None if self.phase is Phase.ENDED else self._outbox.take()
         self._is_due = message is not None
+        if self._no_room_for and self._outbox.is_roomy and self.phase is Phase.SERVING:
+            lanes, self._no_room_for = self._no_room_for, []
+            self._port.give_back(self._the_holder(), lanes)
         return message
 
     def end(self, error: DomainError | None) -> None:
@@ -140,6 +145,7 @@ class WorkerStream:
         """Send a lease to the worker; False if too much waits already."""
         outbox = self._outbox
         if outbox.is_full:
+            self._no_room_for.append(assignment.lease.task.lane)
             return False
         outbox.assign(assignment)
         self._ledger.assigned(assignment.lease)
