@@ -22,6 +22,8 @@ _LEADERSHIP_BOUND: Final = 10 * bounds.SECOND
 """Beyond a session's time, since all was healed or a shard was last led."""
 _EXPIRY_SLACK: Final = 5 * bounds.SECOND
 _SETTLES_WITHIN: Final = 3 * bounds.SECOND
+_SHORTEST: Final = 30 * bounds.SECOND
+"""A run that ends earlier does not count."""
 _LONGEST: Final = 150 * bounds.SECOND
 
 
@@ -51,7 +53,8 @@ class Healing:
             self._check_leaders()
             self._check_the_dead()
             unfinished = self._checker.unfinished()
-            if world.have_clients_ended() and not unfinished and self._is_connected:
+            is_over = world.loop.now >= _SHORTEST and world.have_clients_ended()
+            if is_over and not unfinished and self._is_connected:
                 await self._rest(clock)
                 return
             if world.loop.now > self._until:
