@@ -136,6 +136,13 @@ class TestRunning:
         machine.wait(800 * bounds.MILLISECOND)
         assert machine.ids("started") == ["long"]
 
+    def test_a_start_is_told_once_however_long_nothing_could_be_sent(self, machine: Machine) -> None:
+        machine.assign(assignment("long"))
+        machine.flush()
+        for _ in range(20):
+            machine.wait(100 * bounds.MILLISECOND)
+        assert machine.ids("started") == ["long"]
+
     def test_an_attempt_out_of_time_is_asked_to_stop_once(self, machine: Machine) -> None:
         machine.assign(assignment("t", seconds_left=2))
         machine.wait(1_900 * bounds.MILLISECOND)

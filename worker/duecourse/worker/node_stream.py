@@ -52,7 +52,8 @@ class NodeStream:
         self.last_assignments = 0
         self.account = Account()
         self.outcomes: list[Attempt] = []
-        self.starts: list[Attempt] = []
+        self.starts: dict[bytes, Attempt] = {}
+        """Those whose start is to be told, by token: asked for at every tick until the writer takes it."""
         self.answers: list[int] = []
         self.is_goodbye_due = False
         self.beat_at = now
@@ -138,7 +139,7 @@ class NodeStream:
         self.answers.clear()
         if self.outcomes:
             messages.extend(self._outcomes(now))
-        begun = [attempt for attempt in self.starts if attempt.phase is Phase.RUNNING]
+        begun = [attempt for attempt in self.starts.values() if attempt.phase is Phase.RUNNING]
         self.starts.clear()
         for part in _parts(begun):
             for attempt in part:

@@ -150,7 +150,7 @@ class Protocol:
         for attempt in self.holdings.watch(now):
             stream = self._terms.leader(attempt.shard) or self._streams.get(attempt.address)
             if stream is not None and stream.is_serving:
-                stream.starts.append(attempt)
+                stream.starts[attempt.token] = attempt
         for stream in self._streams.values():
             if stream.is_serving and now - stream.beat_at >= stream.interval:
                 stream.is_beat_due = True
@@ -250,7 +250,7 @@ class Protocol:
                 self.holdings.give_back(attempt)
             else:
                 self.holdings.stop(attempt, StopReason.TIMED_OUT if is_timeout else StopReason.CANCELLED)
-                stream.starts.append(attempt)
+                stream.starts[attempt.token] = attempt
 
     def _lost(self, stream: NodeStream, tokens: Iterable[bytes]) -> None:
         for token in tokens:
