@@ -57,7 +57,7 @@ class Member:
             *("--listen-client-urls", url, "--advertise-client-urls", url),
             *("--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url),
             *("--initial-cluster", initial, "--logger", "zap", "--log-level", "warn"),
-            # Every sign of life is a revision: without this its database would grow for as long as it runs.
+            # What nodes tell each other again and again is kept as history: without this its database would only grow.
             *("--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"),
             *(["--auto-tls"] if self.tls else []),
         ]
