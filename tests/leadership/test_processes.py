@@ -12,6 +12,7 @@ from typing import Any
 from services.etcd import EtcdCluster
 from services.tcp_proxy import HOST, TcpProxy
 
+from duecourse.cli.launcher.ports import free_port
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server import node as exits
@@ -151,3 +152,16 @@ async def test_a_node_whose_advertised_address_leads_nowhere_is_refused(etcd: Et
             assert f"{setting}: {address} cannot be reached" in failed["detail"]
             assert f"DUECOURSE_{setting.upper()}" in failed["detail"]
             assert await node.until_ended() == exits.EXIT_FAILED
+
+
+async def test_a_node_that_advertises_another_nodes_address_to_its_peers_is_refused(
+    etcd: EtcdCluster, postgres_dsn: str
+) -> None:
+    endpoint = etcd.endpoints[0]
+    peers = f"{HOST}:{free_port()}"
+    async with a_process("a", postgres_dsn, endpoint, "borrowed", peer_listen=peers) as first:
+        await first.until_logged("node_ready")
+        async with a_process("b", postgres_dsn, endpoint, "borrowed", advertise_peer=peers) as second:
+            failed = await second.until_logged("node_failed")
+            assert f"advertise_peer: {peers} cannot be reached (a answers there)" in failed["detail"]
+            assert await second.until_ended() == exits.EXIT_FAILED

@@ -89,6 +89,14 @@ async def test_a_node_that_does_not_answer_is_listed_without_its_own_words(three
     assert (shard.leader, shard.state, shard.epoch) == ("b", pb.SHARD_STATE_LED, 0), "as far as anybody knows"
 
 
+async def test_another_node_at_a_nodes_peer_address_is_not_taken_for_it(three: Several) -> None:
+    a, b, c = three.nodes
+    three.introduce(a.member(), b.member(peer_address=c.peer_address), c.member())
+    found = await ask(a)
+    assert [(node.node_id, node.answered) for node in found.nodes] == [("a", True), ("b", False), ("c", True)]
+    assert await b.surfaces.who_answers(c.peer_address) == "c"
+
+
 async def test_a_caller_in_a_hurry_is_answered_without_the_silent(three: Several) -> None:
     a, b, c = three.nodes
     async with TcpProxy("127.0.0.1", b.peer_port, Http2) as proxy:

@@ -11,7 +11,7 @@ import asyncio
 import gc
 import importlib.util
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import metadata
 from typing import Any, Final, Never, TypeVar
@@ -58,6 +58,9 @@ _CLOSE_LIMIT: Final[Micros] = bounds.SECOND
 _COLLECT_AFTER: Final = (100_000, 20, 100)
 
 _PARSER: Final = "upb"
+
+_WhyNot = Callable[[str], Awaitable[str | None]]
+"""Tells why an address is none to name to others, if it is none."""
 
 _Result = TypeVar("_Result")
 
@@ -244,14 +247,14 @@ class Node:
         if self._peer_server is not None:
             port = await self._peer_server.start(self._settings.peer_listen)
             self._peer_address = self._settings.advertised_peer_address(port)
-            for setting, address in (("advertise", self._address), ("advertise_peer", self._peer_address)):
-                await self._check_reachable(setting, address)
+            await self._check_address("advertise", self._address, vigil.why_unreachable)
+            await self._check_address("advertise_peer", self._peer_address, self._why_no_peer_address)
         self._leadership.introduce(self._member())
 
-    async def _check_reachable(self, setting: str, address: str) -> None:
-        """Refuse to name an address to others at which surely nobody can be reached. Raises OSError."""
+    async def _check_address(self, setting: str, address: str, why_not: _WhyNot) -> None:
+        """Refuse to name an address to others at which they surely do not find this node. Raises OSError."""
         until = self._clock.elapsed() + _REACHED_WITHIN
-        while (why := await vigil.why_unreachable(address)) is not None:
+        while (why := await why_not(address)) is not None:
             if self._told_to_end.is_set():
                 raise _Ended
             if self._clock.elapsed() > until:
@@ -260,6 +263,14 @@ class Node:
                     " others reach this node"
                 )
             await self._clock.sleep(_LOOK_INTERVAL)
+
+    async def _why_no_peer_address(self, address: str) -> str | None:
+        """Tell why an address surely leads the other nodes to nobody, or to another node."""
+        why = await vigil.why_unreachable(address)
+        if why is not None:
+            return why
+        found = await self._surfaces.who_answers(address)
+        return None if found in (None, self._settings.node_id) else f"{found} answers there"
 
     async def _announce_ready(self, admin_port: int) -> None:
         while self._why_not_ready() is not None:

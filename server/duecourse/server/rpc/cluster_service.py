@@ -119,11 +119,12 @@ class ClusterService(cluster_service_pb2_grpc.ClusterServiceServicer):
 
         async def ask(member: Member) -> None:
             try:
-                answers[member.node_id] = await peers.call(
-                    member.peer_address, "GetCluster", pb.GetClusterRequest(), seconds
-                )
+                answer = await peers.call(member.peer_address, "GetCluster", pb.GetClusterRequest(), seconds)
             except DomainError:
-                pass
+                return
+            # At an address that was set wrongly another node may answer, and only for itself.
+            if answer.answering_node == member.node_id:
+                answers[member.node_id] = answer
 
         self._asking += 1
         try:

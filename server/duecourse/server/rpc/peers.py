@@ -16,7 +16,7 @@ from duecourse.server.core import errors
 from duecourse.server.leadership import ClusterView
 from duecourse.server.rpc import relay
 from duecourse.server.telemetry.metrics import Metrics
-from duecourse.v1 import cluster_service_pb2_grpc, task_service_pb2_grpc
+from duecourse.v1 import cluster_service_pb2, cluster_service_pb2_grpc, task_service_pb2_grpc
 
 _PEER_CALLS: Final = "calls to another node"
 _OPTIONS: Final = (
@@ -88,6 +88,14 @@ class Peers:
         finally:
             peer.calls -= 1
             self._metrics.peer_calls[result] += 1
+
+    async def who_answers(self, address: str, seconds: float) -> str | None:
+        """Ask for the name of the node that is at an address; None: nobody told."""
+        try:
+            answer = await self.call(address, "GetCluster", cluster_service_pb2.GetClusterRequest(), seconds)
+        except errors.DomainError:
+            return None
+        return str(answer.answering_node)
 
     async def close(self) -> None:
         """Close all channels."""

@@ -11,6 +11,7 @@ from typing import Final
 
 from google.protobuf.descriptor import ServiceDescriptor
 
+from duecourse.model import bounds
 from duecourse.server.leadership import ClusterView
 from duecourse.server.rpc import Commands, Describe
 from duecourse.server.rpc.calls import Calls
@@ -30,6 +31,7 @@ TASKS: Final = task_service_pb2.DESCRIPTOR.services_by_name["TaskService"]
 WORKERS: Final = worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 CLUSTER: Final = cluster_service_pb2.DESCRIPTOR.services_by_name["ClusterService"]
 _OF_PEERS: Final = "peer/"
+_NAME_SECONDS: Final = bounds.PEER_ANSWERS / bounds.SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,10 @@ class Surfaces:
         if has_peers:
             calls = Calls(metrics, counted_as=_OF_PEERS)
             self.peer = Surface(self._servicers(calls, None, None), calls, self._news)
+
+    async def who_answers(self, peer_address: str) -> str | None:
+        """Ask for the name of the node that is at an address for nodes; None: nobody tells."""
+        return None if self._peers is None else await self._peers.who_answers(peer_address, _NAME_SECONDS)
 
     async def close(self) -> None:
         """Close the channels to other nodes; nothing is served any more."""
