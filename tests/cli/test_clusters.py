@@ -85,7 +85,7 @@ def test_the_cluster_is_readable_on_a_terminal_of_80_columns(node: ScriptedNode)
     os.close(ours)
     assert max(map(len, lines)) <= 80
     row = next(line for line in lines if line.startswith("node-1"))
-    assert row.split()[1:] == ["node-1:7400", "64", "0", "0", "eligible", "12345", "310.0", "s", "3", "-1.5", "ms"]
+    assert row.split()[1:] == ["node-1:7400", "64", "0", "0", "eligible", "12345", "5", "min", "3", "-1.5", "ms"]
     assert any(line.split() == ["version", "0.2.0"] for line in lines)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from duecourse.cli import values
+
 if TYPE_CHECKING:
     from duecourse.client import Cluster, Node
 
@@ -34,7 +36,7 @@ def pairs(cluster: "Cluster") -> list[tuple[str, str]]:
         ("answered by", cluster.answering_node),
         ("shards", ", ".join(f"{count} {state}" for state, count in sorted(states.items()))),
         ("worker streams", str(worker_streams(cluster))),
-        ("due and waiting", f"{waiting} {_age(oldest)}" if oldest else "no tasks" if told else ""),
+        ("due and waiting", f"{waiting} {values.write_age(oldest)}" if oldest else "no tasks" if told else ""),
     ]
 
 
@@ -49,7 +51,12 @@ def node_rows(cluster: "Cluster", *, is_short: bool = False) -> list[Sequence[st
         version = "" if common else node.version
         row = [node.node_id, node.address, version, *map(str, led(cluster, node.node_id)), standing(node)]
         if node.answered:
-            row += [str(node.ready_tasks), _age(node.oldest_ready_age), str(node.worker_streams), _clock(node)]
+            row += [
+                str(node.ready_tasks),
+                values.write_age(node.oldest_ready_age),
+                str(node.worker_streams),
+                _clock(node),
+            ]
         else:
             row += [""] * 4
         rows.append(row)
@@ -143,10 +150,6 @@ def _node_object(cluster: "Cluster", node: "Node") -> dict[str, Any]:
 def _common_version(cluster: "Cluster") -> str:
     versions = {node.version for node in cluster.nodes}
     return versions.pop() if len(versions) == 1 else ""
-
-
-def _age(age: timedelta) -> str:
-    return f"{age.total_seconds():.1f} s" if age else ""
 
 
 def _clock(node: "Node") -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from duecourse.cli import values
 from duecourse.client import Attempt, Task, TaskState
-from duecourse.model import bounds, durations
+from duecourse.model import durations
 
 COLUMNS = ("task id", "state", "type", "queue", "run at", "due", "tried")
 ATTEMPT_COLUMNS = ("attempt", "round", "outcome", "worker", "leased", "started", "ended", "progress", "failure")
@@ -111,12 +111,10 @@ def overdue(task: Task, now: datetime) -> timedelta:
 def wanted_worker(task: Task, overdue: timedelta, *, has_any: bool) -> str:
     """Say what a task that is due waits for."""
     worker = f"type {task.task_type!r} from queue {task.queue!r}"
+    due = f"it has been due for {values.write_age(overdue)}"
     if not has_any:
-        return f"it has been due for {_coarse(overdue)}, but no worker is connected: start one that takes {worker}"
-    return (
-        f"it has been due for {_coarse(overdue)}, but no worker has taken it: is one connected that takes {worker},"
-        " and is it not busy?"
-    )
+        return f"{due}, but no worker is connected: start one that takes {worker}"
+    return f"{due}, but no worker has taken it: is one connected that takes {worker}, and is it not busy?"
 
 
 def as_json(task: Task) -> dict[str, Any]:
@@ -218,13 +216,6 @@ def _content(content: bytes | None, content_type: str) -> str:
 
 def _texts(texts: Any) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(texts.items()))
-
-
-def _coarse(duration: timedelta) -> str:
-    """Write it in the largest unit of which there are two."""
-    units = ((bounds.DAY, "d"), (bounds.HOUR, "h"), (bounds.MINUTE, "m"), (bounds.SECOND, "s"))
-    micros = duration // timedelta(microseconds=1)
-    return next(f"{micros // unit}{name}" for unit, name in units if micros >= 2 * unit)
 
 
 def _after(first: datetime | None, then: datetime | None) -> str:

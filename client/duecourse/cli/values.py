@@ -1,11 +1,11 @@
 """How values are written on the command line and in files of tasks, and read from there."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import typer
 
-from duecourse.model import durations
+from duecourse.model import bounds, durations
 from duecourse.model.instants import Micros
 
 
@@ -47,3 +47,13 @@ def write_instant(written: datetime | None) -> str:
 def write_second(written: datetime | None) -> str:
     """Write an instant to the second, for people."""
     return "" if written is None else write_instant(written.replace(microsecond=0)).replace("T", " ")
+
+
+def write_age(age: timedelta) -> str:
+    """Write how long something has lasted, for people, in the largest unit of which there are two; nothing for none."""
+    seconds = age.total_seconds()
+    units = ((bounds.DAY, "d"), (bounds.HOUR, "h"), (bounds.MINUTE, "min"))
+    long = (
+        f"{age // timedelta(microseconds=unit)} {name}" for unit, name in units if seconds >= 2 * unit / bounds.SECOND
+    )
+    return next(long, f"{seconds:.1f} s" if age else "")
