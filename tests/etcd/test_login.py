@@ -66,6 +66,22 @@ async def test_a_wrong_password_is_refused(
         assert await client.get(keys.member("key")) is None
 
 
+async def test_files_that_are_away_for_a_while_are_an_etcd_that_is_away(
+    own_etcd: EtcdCluster, clock: SystemClock, keys: Keys, tmp_path: Path
+) -> None:
+    password_file = tmp_path / "password"
+    await demand_logins(own_etcd, "secret")
+    async with EtcdClient(own_etcd.endpoints, clock, user=User(name="root", password_file=password_file)) as client:
+        with pytest.raises(EtcdUnavailable, match="password cannot be read"):
+            await client.get(keys.member("key"))
+        password_file.write_text("secret")
+        assert await client.get(keys.member("key")) is None
+    for tls in (Tls(ca=tmp_path / "ca"), Tls(certificate=tmp_path / "cert", key=tmp_path / "key")):
+        async with EtcdClient(own_etcd.endpoints, clock, tls=tls) as client:
+            with pytest.raises(EtcdUnavailable, match="cannot be read"):
+                await client.get(keys.member("key"))
+
+
 async def test_only_an_etcd_whose_certificate_is_trusted_is_spoken_to(
     clock: SystemClock, keys: Keys, tmp_path: Path
 ) -> None:

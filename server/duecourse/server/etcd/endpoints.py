@@ -18,6 +18,8 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
+from duecourse.server.etcd.errors import EtcdUnavailable
+
 _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Despite its name, how long one try to connect may take.
@@ -52,7 +54,7 @@ class Tls:
     key: Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Read them."""
+        """Read them. Raises EtcdUnavailable if they cannot be read, as while they are being renewed."""
         return grpc.ssl_channel_credentials(_content(self.ca), _content(self.key), _content(self.certificate))
 
 
@@ -64,8 +66,8 @@ class User:
     password_file: Path
 
     def password(self) -> str:
-        """Read it."""
-        return self.password_file.read_text(encoding="utf-8").rstrip("\n")
+        """Read it. Raises EtcdUnavailable if it cannot be read."""
+        return _read(self.password_file).decode("utf-8", "replace").rstrip("\n")
 
 
 class Connection:
@@ -148,7 +150,7 @@ class Endpoints:
         return len(self._targets)
 
     def connection(self) -> Connection:
-        """Return the connection that is current."""
+        """Return the connection that is current. Raises EtcdUnavailable if a new one cannot be made."""
         if self._current is None:
             self._current = Connection(self._targets[self._at], self._tls)
         return self._current
@@ -169,7 +171,14 @@ class Endpoints:
 
 
 def _content(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()
+    return None if path is None else _read(path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EtcdUnavailable(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _serialise(message: Message) -> bytes:
