@@ -3,8 +3,10 @@
 import asyncio
 import os
 import random
+import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,6 +134,15 @@ def test_ctrl_c_stops_everything_and_the_data_is_kept(dev: Dev) -> None:
     dev.start()
     assert asyncio.run(get(dev.port)).state is sdk.TaskState.PENDING
     assert dev.end(signal.SIGTERM) == 0
+
+
+def test_the_store_of_a_dev_can_be_checked_with_the_command_that_it_tells(dev: Dev) -> None:
+    dev.start(until="Ctrl-C stops everything")
+    command = next(line for line in dev.log.read_text().splitlines() if "store fsck" in line)
+    _, *arguments = shlex.split(command)
+    checked = subprocess.run([*DUECOURSE, *arguments], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr.partition(":")[0]) == (0, "the store is sound")
+    assert stat.S_IMODE((dev.folder / "dsn").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("step", ["starting Postgres", "migrating the store", "starting the node"])

@@ -6,6 +6,7 @@ one, Postgres or etcd ends by itself, everything is stopped. What was submitted 
 """
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -81,7 +82,7 @@ async def _dev(folder: Path, nodes: int, port: int, admin_port: int) -> int:
             async with cluster.LocalCluster(
                 nursery, folder, nodes=nodes, api_port=port, admin_port=admin_port, settings=settings, tell=output.tell
             ) as local:
-                _welcome(local)
+                _welcome(local, _written(folder / "dsn", local.dsn or ""))
                 return exits.fail(f"{await _end_of(local)}; stopping the rest")
     except (errors.LaunchError, OSError) as error:
         return running.fail(error)
@@ -104,7 +105,15 @@ async def _end_of(local: "LocalCluster") -> str:
     return below
 
 
-def _welcome(local: "LocalCluster") -> None:
+def _written(file: Path, dsn: str) -> Path:
+    """Write where Postgres is to a file that only we can read: the password is in it."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
+        opened.write(f"{dsn}\n")
+    return file
+
+
+def _welcome(local: "LocalCluster", dsn_file: Path) -> None:
     from duecourse.cli.launcher.ports import HOST
 
     lines = ["", f"Duecourse is ready on {local.address}. Now try, elsewhere:", ""]
@@ -114,6 +123,7 @@ def _welcome(local: "LocalCluster") -> None:
         '  duecourse task submit --type greet --delay 10s --payload \'{"name": "you"}\'',
         "  duecourse task list",
         "  duecourse cluster status",
+        f"  duecourse store fsck --dsn-file {shlex.quote(str(dsn_file))}",
         "",
     ]
     lines += [

@@ -96,6 +96,11 @@ class LocalCluster:
         return int(self._pid_file.read_text().split("\n", 1)[0])
 
     @property
+    def dsn(self) -> str | None:
+        """Where Postgres is; None if the store is another. It holds the password."""
+        return None if self._postgres is None else self._postgres.dsn
+
+    @property
     def etcd_pid(self) -> int | None:
         """The process id of the etcd server; None if there is none."""
         return None if self._etcd is None else self._etcd.pid
