@@ -75,6 +75,8 @@ class DurationRange:
 
     at_least: Micros
     at_most: Micros
+    usually_at_least: Micros = 0
+    """What is said: less is only for tests, and checked elsewhere."""
 
     def __call__(self, value: Micros) -> Micros:
         """Return the value if it lies within."""
@@ -83,7 +85,7 @@ class DurationRange:
         return value
 
     def __str__(self) -> str:
-        return f"{durations.write(self.at_least)} to {durations.write(self.at_most)}"
+        return f"{durations.write(max(self.at_least, self.usually_at_least))} to {durations.write(self.at_most)}"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -230,10 +232,12 @@ class Settings(BaseSettings):
         le=bounds.SLOTS,
         description="How many shards a store gets that this node creates (memory). Any other keeps its own number.",
     )
-    lease: Annotated[Duration, AfterValidator(DurationRange(100 * bounds.MILLISECOND, bounds.HOUR))] = Field(
+    lease: Annotated[
+        Duration, AfterValidator(DurationRange(100 * bounds.MILLISECOND, bounds.HOUR, bounds.MIN_LEASE))
+    ] = Field(
         default=bounds.DEFAULT_LEASE,
-        description="How long a worker may be silent before its attempts are taken from it. At least 15s and three"
-        " heartbeat intervals.",
+        description="How long a worker may be silent before its attempts are taken from it. At least three heartbeat"
+        " intervals.",
     )
     heartbeat: Annotated[Duration, AfterValidator(DurationRange(20 * bounds.MILLISECOND, bounds.MINUTE))] = Field(
         default=bounds.DEFAULT_HEARTBEAT,
