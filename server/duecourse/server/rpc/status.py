@@ -219,9 +219,7 @@ def _of_moment(error: BaseException) -> Refusal | None:
             )
         case errors.StoreFailed():
             # What the store said is for our log, not for the client.
-            return _unavailable(
-                reasons.ERROR_REASON_STORE_UNAVAILABLE, "the store does not answer", {}, _LATER
-            )
+            return _unavailable(reasons.ERROR_REASON_STORE_UNAVAILABLE, "the store does not answer", {}, _LATER)
         case errors.Draining():
             return _unavailable(reasons.ERROR_REASON_DRAINING, "the node shuts down")
         case errors.OutcomeUncertain():
