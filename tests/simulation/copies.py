@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _EVERY: Final = bounds.SECOND
 _KEPT: Final = 6
+_SETTLED: Final = 3 * bounds.SECOND
+"""By then the cluster has come into being."""
 _NEEDED_FOR: Final = (FaultKind.ETCD_RESTORED, FaultKind.STORE_FELL_BACK)
 
 
@@ -40,6 +42,7 @@ class Copies:
         self._backing = backing
         self._is_needed = any(fault.kind in _NEEDED_FOR for fault in world.plan.faults)
         self._kept: deque[_Copy] = deque(maxlen=_KEPT)
+        self._first: _Copy | None = None
         self._taken_at: Micros = -_EVERY
 
     def take(self) -> None:
@@ -51,6 +54,8 @@ class Copies:
         records = self._world.checker.records
         progress = {key: record.progress for key, record in records.items() if not record.is_gone}
         self._kept.append(_Copy(self._world.etcd.save(), *self._store(), progress))
+        if self._first is None and now >= _SETTLED:
+            self._first = self._kept[-1]
 
     def restore_etcd(self, age: int) -> bool:
         """Have etcd begin anew from a copy; False: there is none."""
@@ -58,7 +63,7 @@ class Copies:
         if not self._kept or etcd is None:
             return False
         etcd.kill()
-        etcd.set_back(self._kept[-1 - age % len(self._kept)].etcd)
+        etcd.set_back(self._copy(age).etcd)
         etcd.start()
         return True
 
@@ -66,13 +71,19 @@ class Copies:
         """Have the store lose what came after a copy; False: there is none."""
         if not self._kept:
             return False
-        backing, kept = self._backing, self._kept[-1 - age % len(self._kept)]
+        backing, kept = self._backing, self._copy(age)
         # Copied again: it may be fallen back to once more.
         backing._shards, backing._records, backing._queues = kept.shards, kept.records, kept.queues
         backing._shards, backing._records, backing._queues = self._store()
         rows = {shard: held.row for shard, held in backing._shards.items()}
         self._world.checker.fell_back(rows, kept.progress)
         return True
+
+    def _copy(self, age: int) -> _Copy:
+        """Return a copy some seconds old, or one of the beginning."""
+        if age % 3 == 0 and self._first is not None:
+            return self._first
+        return self._kept[-1 - age % len(self._kept)]
 
     def _store(self) -> tuple[dict[Any, Any], dict[TaskKey, Any], set[tuple[str, str]]]:
         backing = self._backing

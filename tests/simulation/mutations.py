@@ -161,6 +161,7 @@ MUTATIONS: Final = (
         f"{_SERVER}/shards/loop.py",
         "        self._streams.terms_started([(shard.fence.shard, shard.fence.epoch) for shard in begun])\n",
         "",
+        why_not_found="the digests in heartbeats differ, and have the leases listed all the same",
     ),
     Mutation(
         "credit of a match that came to nothing is lost",

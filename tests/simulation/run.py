@@ -84,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tally = Tally()
     for part in _run_everywhere(given.kind, seeds, given.jobs):
         tally.add(part)
+        for seed, text in part.failures:
+            print(f"seed {seed}: {text}", file=sys.stderr, flush=True)
         _show_progress(tally, len(seeds))
         if len(tally.failures) >= given.stop_after:
             break
