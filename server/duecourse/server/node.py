@@ -52,6 +52,8 @@ _LOOK_INTERVAL: Final[Micros] = bounds.SECOND
 _REACHED_WITHIN: Final[Micros] = 5 * bounds.SECOND
 """A name may become known only a while after its node has started."""
 _STEP: Final[Micros] = 5 * bounds.MILLISECOND
+_KEPT_OF_DRAIN: Final = 5
+"""Such a part of a drain's time is kept for what is in flight, should nobody take the shards over."""
 _CLOSE_LIMIT: Final[Micros] = bounds.SECOND
 # The collector looks at young objects rarely and at old ones hardly ever: tasks in memory are no garbage, and no part
 # of the hot path makes cycles.
@@ -284,7 +286,7 @@ class Node:
         _log.info("node_draining")
         until = self._clock.elapsed() + self._settings.drain
         await self._server.set_serving(is_serving=False)
-        await self._scheduler.hand_over(until)
+        await self._scheduler.hand_over(until - self._settings.drain // _KEPT_OF_DRAIN)
         self._scheduler.begin_drain()
         await self._scheduler.finish_drain(until)
         await self._server.stop(max(_STEP, until - self._clock.elapsed()))
