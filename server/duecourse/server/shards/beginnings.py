@@ -247,6 +247,8 @@ class Beginnings:
             for number, term in raised.items()
             if self.claims.get(number) is claims[number]
         }
+        if not begun:
+            return
         self._loop.begin(begun.values())
         for number, shard in begun.items():
             self._loop.post_to(
