@@ -1,6 +1,5 @@
 """Leaders that get no time to run: others take over, and what the paused one still does counts for nothing."""
 
-import pytest
 from faults.cluster import frozen
 from faults.cluster_of_nodes import SESSION, TAKEN_OVER, Link
 from faults.conftest import StartCluster
@@ -19,19 +18,20 @@ async def test_a_leader_that_was_replaced_while_it_was_paused_does_nothing_and_j
     cluster.start_worker("two")
     async with cluster.load():
         await cluster.recovers("the start")
-        for number in range(10 if is_long else 1):
+        for _ in range(10 if is_long else 1):
             await cluster.clock.sleep(cluster.source.randrange(2 * bounds.SECOND))
-            old = await cluster.leader_of(cluster.source.randrange(8))
+            old = await cluster.leader_of(cluster.source.randrange(cluster.shards))
+            lost = len(old.logged("session_lost"))
             with frozen(old.child.pid):
                 began = cluster.clock.elapsed()
                 await cluster.recovers(f"the pause of {old.name}", TAKEN_OVER)
                 await cluster.clock.sleep(max(0, began + 3 * SESSION - cluster.clock.elapsed()))
             await cluster.recovers("the end of the pause")
             await cluster.until_led(*cluster.nodes)
-            assert len(old.logged("session_lost")) > number // 3, "it was not replaced"
+            assert len(old.logged("session_lost")) > lost, "it was not replaced"
     recorded = await cluster.settle()
     assert all(node.child.is_running for node in cluster.nodes)
-    assert len(recorded.terms) > 8, "no term was taken over"
+    assert len(recorded.terms) > cluster.shards, "no term was taken over"
 
 
 async def test_writes_of_a_leader_that_reach_the_store_after_it_was_replaced_are_refused(
@@ -60,13 +60,14 @@ async def test_writes_of_a_leader_that_reach_the_store_after_it_was_replaced_are
     assert reasons & {"stale", "unknown", "election_lost"}, "none of its terms ended"
 
 
-# On either side of a pause a renewal may lag, see `test_node_paused`; and the session is renewed thrice in its time.
-@pytest.mark.parametrize("pause", [3 * bounds.SECOND])
 async def test_pauses_shorter_than_a_session_move_nothing_and_cost_no_attempt(
-    start_cluster: StartCluster, is_long: bool, pause: int
+    start_cluster: StartCluster, is_long: bool
 ) -> None:
+    # On either side of a pause a renewal may lag, see `test_node_paused`; a session is renewed thrice in its time.
+    pause = 3 * bounds.SECOND
     cluster = await start_cluster(session="6s", lease="12s")
     cluster.start_worker()
+    before = await cluster.epochs()
     rounds = 20 if is_long else 2
     async with cluster.client() as client:
         await client.submit(*[Ask(task_id, seconds=6 * rounds) for task_id in RUNNING])
@@ -77,7 +78,7 @@ async def test_pauses_shorter_than_a_session_move_nothing_and_cost_no_attempt(
                 await cluster.clock.sleep(pause)
             await cluster.recovers(f"a pause of {node.name}")
             await cluster.clock.sleep(pause)
-    recorded = await cluster.settle()
+    await cluster.settle()
     for task_id in RUNNING:
         assert [start.attempt for start in cluster.starts(task_id)] == [1]
-    assert len({(term.shard, term.epoch) for term in recorded.terms}) <= 8 * 2, "shards moved"
+    assert await cluster.epochs() == before, "shards moved"

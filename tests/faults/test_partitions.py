@@ -16,7 +16,7 @@ SILENT = bounds.SILENT_INTERVALS * HEARTBEAT + 2 * bounds.SECOND
 
 
 async def _until_moved(cluster: ClusterOfNodes, shards: set[int], to: set[str], limit: int = TAKEN_OVER) -> None:
-    """Wait until the store shows that these nodes hold the shards."""
+    """Wait until these nodes lead the shards."""
     async with asyncio.timeout(limit / bounds.SECOND):
         while True:
             found = await cluster.picture()
