@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -285,6 +286,13 @@ async def test_nothing_is_found_in_a_store_that_changes_meanwhile(store: Postgre
 async def test_a_store_that_cannot_be_reached_is_told() -> None:
     with pytest.raises(StoreUnavailable, match="cannot connect"):
         await fsck.check("postgresql://u@127.0.0.1:1/x")
+
+
+async def test_a_store_that_takes_connections_and_is_silent_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsck, "_CONNECT_SECONDS", 0.5)
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent, pytest.raises(StoreUnavailable, match="cannot connect: no answer in time"):
+        await fsck.check(f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/x")
 
 
 def run_command(dsn: str, *options: str) -> subprocess.CompletedProcess[str]:

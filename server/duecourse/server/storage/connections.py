@@ -178,7 +178,9 @@ def _failure(error: Exception, *, is_sent: bool) -> CallFailed:
 
 def _detail(error: Exception) -> str:
     sqlstate = getattr(error, "sqlstate", None)
-    return f"{type(error).__name__}{f' {sqlstate}' if sqlstate else ''}: {error}"
+    name = f"{type(error).__name__}{f' {sqlstate}' if sqlstate else ''}"
+    # A time-out says nothing.
+    return f"{name}: {said}" if (said := str(error)) else name
 
 
 def _keep_alive(connection: "asyncpg.Connection[Row]") -> None:

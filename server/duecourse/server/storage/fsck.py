@@ -68,7 +68,7 @@ async def check(dsn: str, tell: Callable[[Report], None] = lambda _: None, *, ba
             dsn, timeout=_CONNECT_SECONDS, command_timeout=_STATEMENT_SECONDS, server_settings=dict(_SESSION)
         )
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
-        raise StoreUnavailable(f"cannot connect: {error}") from error
+        raise StoreUnavailable(f"cannot connect: {str(error) or 'no answer in time'}") from error
     try:
         await migrate.check_schema(connection)
         return await _Reader(connection, tell, batch).read()

@@ -51,7 +51,7 @@ async def migrate(dsn: str, shards: int = bounds.DEFAULT_SHARDS) -> MigrationRep
     try:
         connection = await asyncpg.connect(dsn, timeout=10, command_timeout=_TIMEOUT_SECONDS)
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
-        raise StoreUnavailable(f"cannot connect: {error}") from error
+        raise StoreUnavailable(f"cannot connect: {str(error) or 'no answer in time'}") from error
     try:
         check_server(connection.get_server_version().major)
         await connection.execute(_SQL["lock"])
