@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
@@ -21,3 +22,6 @@ def pytest_configure(config: pytest.Config) -> None:
         root = tempfile.mkdtemp(prefix="duecourse-tests-")
         os.environ[_TEMPORARY_ROOT] = root
         config.add_cleanup(lambda: shutil.rmtree(root, ignore_errors=True))
+    # A shell has what it starts in the background ignore Ctrl-C, and so would the commands that tests stop by it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
