@@ -162,6 +162,16 @@ def test_the_audit_finds_what_memory_misses_and_counts_it() -> None:
     assert shard.is_ready()
 
 
+def test_the_audit_finds_a_lease_of_a_store_that_has_fallen_back() -> None:
+    shard, token = held(TaskState.RUNNING)
+    lease = shard.shard.leases.by_task[KEY]
+    shard.handle(events.Audited(shard.store.snapshot().held(ShardId(0))))
+    assert shard.shard.leases.by_task[KEY] is lease
+    shard.shard.leases.drop(lease)
+    shard.handle(events.Audited(shard.store.snapshot().held(ShardId(0))))
+    assert shard.shard.leases.by_task[KEY].token == token
+
+
 def test_a_backlog_larger_than_memory_drains_in_order() -> None:
     shard = OneShard(head=4)
     for number in range(100):

@@ -178,7 +178,7 @@ class LaneLoaded:
 
 @dataclass(slots=True, eq=False)
 class Audited:
-    """The oldest due tasks as the store has them."""
+    """The oldest due tasks, and those that are held, as the store has them."""
 
     tasks: list[Task]
 

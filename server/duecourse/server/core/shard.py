@@ -43,7 +43,7 @@ from duecourse.server.core.lease import Lease
 from duecourse.server.core.leases import Leases
 from duecourse.server.core.lines import Lines
 from duecourse.server.core.near import Near
-from duecourse.server.core.task import WAITING, AttemptOutcome, Progress, Submission, Task, TaskKey, TaskState
+from duecourse.server.core.task import HELD, WAITING, AttemptOutcome, Progress, Submission, Task, TaskKey, TaskState
 from duecourse.server.core.writes import Insert, Update
 
 _OUTCOMES = {
@@ -383,9 +383,9 @@ class Shard:
                 self.near.place(task, out.ready, now.earliest)
 
     def _audit(self, tasks: list[Task], out: Effects) -> None:
-        """Hold the store's oldest due tasks against memory; what memory misses is read again."""
+        """Hold tasks that the store takes for due or held against memory; what memory misses is read again."""
         for task in tasks:
-            if not self._is_known(task.key) and self.near.is_complete_up_to(task):
+            if not self._is_known(task.key) and (task.progress.state in HELD or self.near.is_complete_up_to(task)):
                 self._audited.add(task.key)
                 self.lines.read(task.key, None, out)
 

@@ -1,4 +1,8 @@
-"""Holds the store's oldest due tasks against memory, once a minute: a miss is a fault of ours, mended and counted."""
+"""Holds the store's oldest due tasks, and all that are held, against memory, once a minute.
+
+What memory misses is read again. A due task that it misses is a fault of ours, and counted; one that is held comes of a
+store that has lost what it had committed, where a task that has ended may be running again.
+"""
 
 from collections import defaultdict
 from typing import Never
@@ -22,17 +26,18 @@ async def run(store: TaskStore, loop: Loop) -> Never:
 
 
 async def once(store: TaskStore, loop: Loop) -> None:
-    """Audit all led shards: what is due in the store must be in memory, or behind its lane's cursor."""
+    """Audit all led shards: what is held in the store, or due and not behind its lane's cursor, must be in memory."""
     shards: dict[ShardId, Shard] = dict(loop.shards)
     if not shards:
         return
     try:
-        found = await store.load_oldest_due(sorted(shards), loop.clock.now().earliest, bounds.AUDIT_ROWS)
+        due = await store.load_oldest_due(sorted(shards), loop.clock.now().earliest, bounds.AUDIT_ROWS)
+        held = await store.load_held(sorted(shards))
     except StoreUnavailable as error:
         _log.warning("audit_skipped", detail=str(error))
         return
     tasks: defaultdict[ShardId, list[Task]] = defaultdict(list)
-    for task in found.tasks:
+    for task in (*due.tasks, *held.tasks):
         tasks[task.shard].append(task)
-    for number, due in tasks.items():
-        loop.post_to(shards[number], Audited(due))
+    for number, of_shard in tasks.items():
+        loop.post_to(shards[number], Audited(of_shard))
