@@ -24,6 +24,7 @@ from duecourse.worker.stream import Pump
 
 TICK: Final = 100 * bounds.MILLISECOND
 LAST_WORDS: Final = 2 * bounds.SECOND
+_STEP: Final = 5 * bounds.MILLISECOND
 
 _log = logging.getLogger("duecourse.worker")
 
@@ -67,6 +68,7 @@ class Incarnation:
         if not await self._becomes_idle(grace_seconds):
             self._perform(self.protocol.stop_running())
             await self._becomes_idle(LAST_WORDS / bounds.SECOND)
+        await self._finish_speaking()
         _log.info(
             "worker stopped",
             extra={
@@ -74,6 +76,12 @@ class Incarnation:
                 "unrecorded": len(self.protocol.outcomes.unrecorded),
             },
         )
+
+    async def _finish_speaking(self) -> None:
+        """Let the nodes hear the last word, Goodbye mostly: whoever has nothing to wait for would be gone before."""
+        until = self._clock.elapsed() + LAST_WORDS
+        while any(pump.has_unsaid for pump in self.pumps.values()) and self._clock.elapsed() < until:
+            await self._clock.sleep(_STEP)
 
     async def _becomes_idle(self, seconds: float) -> bool:
         try:

@@ -86,6 +86,11 @@ class Pump:
         """Whether the node may grant on the stream: it is connected and does not drain."""
         return self.is_connected and self._stream is not None and self._stream.account.is_open
 
+    @property
+    def has_unsaid(self) -> bool:
+        """Whether something waits for the node that it has not been sent yet."""
+        return self.is_connected and (self._writing_since is not None or self._has_outgoing.is_set())
+
     def is_opening(self, now: Micros) -> bool:
         """Whether its first stream is being opened, so that it is about to be known which node it leads to."""
         return self._opening_until is not None and now < self._opening_until
