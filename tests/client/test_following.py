@@ -1,8 +1,10 @@
 """The client follows who leads: where its calls go, and that they go somewhere whatever it was told."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import grpc
 import pytest
@@ -55,6 +57,19 @@ async def follows(client: Client, share: int, shares: int, address: str) -> None
     client._follow()
     slot = slots.slot_of("default", ids_of(share, shares)[0])
     await waiting.until(lambda: client._router.pick(slot).address == address)
+
+
+def asked(is_asked: asyncio.Event, *steps: Any) -> Callable[[Any], Any]:
+    """Make a step that tells of the call, waits for the events among `steps`, and answers with the last of them."""
+
+    async def step(request: Any) -> Any:
+        is_asked.set()
+        *events, answer = steps
+        for event in events:
+            await event.wait()
+        return answer(request) if callable(answer) else answer
+
+    return step
 
 
 def task_ids(node: ScriptedNode) -> list[str]:
@@ -155,6 +170,105 @@ async def test_a_leader_that_falls_silent_is_gone_around(node: ScriptedNode) -> 
                 submitted = await client.submit(NewTask("remind"), timeout=timedelta(seconds=3))
             assert proxy.faults["cut"]
         assert task_ids(node) == [submitted.task_id]
+
+
+async def test_a_node_that_falls_silent_is_not_listened_to_any_longer(node: ScriptedNode) -> None:
+    async with nodes(1) as [other]:
+        addresses = (node.address, other.address)
+        node.script("WatchCluster", picture(*addresses, leaders=[0]), Silence())
+        node.script("SubmitTask", Silence())
+        other.script("WatchCluster", picture(*addresses, leaders=[1]), Silence())
+        async with Client(node.address) as client:
+            await follows(client, 0, 1, node.address)
+            await waiting.until(client._router.to(other.address).is_connected)
+            submitted = await client.submit(NewTask("remind"), timeout=timedelta(seconds=2))
+            assert task_ids(node) == task_ids(other) == [submitted.task_id]
+            await follows(client, 0, 1, other.address)
+            await waiting.until(lambda: client._router.leader(0) == other.address)
+            assert client._router.to(node.address).telling is None
+        assert (node.watches, other.watches) == (1, 1)
+
+
+async def test_a_call_that_waits_for_a_leader_which_is_replaced_goes_to_the_new_one(node: ScriptedNode) -> None:
+    async with nodes(2) as [old, new]:
+        addresses = (node.address, old.address, new.address)
+        is_asked = asyncio.Event()
+        old.script("SubmitTask", asked(is_asked, Silence()))
+        first, then = (picture(*addresses, leaders=[leader]) for leader in (1, 2))
+        node.script("WatchCluster", first, is_asked, then, Silence())
+        async with Client(node.address) as client:
+            await follows(client, 0, 1, old.address)
+            await waiting.until(client._router.to(new.address).is_connected)
+            submitted = await client.submit(NewTask("remind"), timeout=timedelta(seconds=9))
+        assert task_ids(old) == task_ids(new) == [submitted.task_id]
+        assert node.requests == []
+
+
+async def test_a_call_of_one_who_cleans_up_after_its_cancellation_goes_to_the_new_leader_too(
+    node: ScriptedNode,
+) -> None:
+    async with nodes(2) as [old, new]:
+        addresses = (node.address, old.address, new.address)
+        is_asked = asyncio.Event()
+        old.script("SubmitTask", asked(is_asked, Silence()))
+        first, then = (picture(*addresses, leaders=[leader]) for leader in (1, 2))
+        node.script("WatchCluster", first, is_asked, then, Silence())
+        async with Client(node.address) as client, asyncio.TaskGroup() as group:
+            await follows(client, 0, 1, old.address)
+            await waiting.until(client._router.to(new.address).is_connected)
+            has_begun = asyncio.Event()
+
+            async def work() -> None:
+                try:
+                    has_begun.set()
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    await client.submit(NewTask("remind"), timeout=timedelta(seconds=9))
+
+            worker = group.create_task(work(), name="work")
+            await has_begun.wait()
+            worker.cancel()
+        [submitted] = task_ids(new)
+        assert task_ids(old) == [submitted]
+
+
+async def test_a_leader_that_is_replaced_in_good_order_answers_what_it_was_asked_before(node: ScriptedNode) -> None:
+    async with nodes(2) as [old, new]:
+        addresses = (node.address, old.address, new.address)
+        is_asked, is_told = asyncio.Event(), asyncio.Event()
+        old.script("SubmitTasks", asked(is_asked, is_told, answer_all))
+        first, then = (picture(*addresses, leaders=[leader]) for leader in (1, 2))
+        node.script("WatchCluster", first, is_asked, then, Silence())
+        async with Client(node.address) as client, asyncio.TaskGroup() as group:
+            await follows(client, 0, 1, old.address)
+            submission = group.create_task(client.submit_many([NewTask("remind")]), name="submit")
+            await follows(client, 0, 1, new.address)
+            is_told.set()
+            [result] = await submission
+        assert isinstance(result, SubmittedTask)
+        assert task_ids(old) == [result.task_id]
+        assert new.requests == node.requests == []
+
+
+async def test_calls_are_cancelled_with_their_client_and_with_their_caller(node: ScriptedNode) -> None:
+    is_asked = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for method in ("SubmitTask", "SubmitTasks"):
+            node.script(method, *[asked(is_asked, Silence())] * 2)
+            client = Client(node.address)
+            for closes in (False, True):
+                task = NewTask("remind")
+                submitting = client.submit(task) if method == "SubmitTask" else client.submit_many([task])
+                call = group.create_task(submitting, name="submit")
+                await is_asked.wait()
+                is_asked.clear()
+                if closes:
+                    await client.close()
+                else:
+                    call.cancel()
+                await asyncio.wait((call,))
+                assert call.cancelled()
+    assert len(node.requests) == 4
 
 
 async def test_the_leader_that_a_refusal_names_is_asked_next(node: ScriptedNode) -> None:

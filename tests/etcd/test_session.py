@@ -1,11 +1,14 @@
 """A session in a real etcd: what ends it and what does not."""
 
+import asyncio
+
 from services.coordinating import a_node
 from services.etcd import EtcdCluster
 from services.tcp_proxy import TcpProxy
 from services.waiting import running, until
 
 from duecourse.model import bounds
+from duecourse.server.etcd.client import EtcdClient
 from duecourse.server.etcd.keys import Keys
 from duecourse.server.leadership.session import DEFAULT_TTL, Session
 from duecourse.timing.clock import SystemClock
@@ -75,6 +78,22 @@ async def test_a_revoked_lease_is_lost_and_followed_by_a_new_one(etcd: EtcdClust
         assert await until(lambda: node.session.lease not in (0, first)) < 5 * bounds.SECOND
         assert node.leases == [first, 0, node.session.lease]
         await value_becomes(etcd, key, b"here")
+
+
+async def test_a_session_that_is_ended_in_the_moment_of_its_loss_ends(etcd: EtcdCluster) -> None:
+    async with EtcdClient(etcd.endpoints, SystemClock()) as client, asyncio.TaskGroup() as group:
+        session = Session(client, SystemClock())
+        running = group.create_task(session.run(), name="session")
+        lease = await session.opened()
+        await until(lambda: any(task.get_name() == "session beats" for task in asyncio.all_tasks()))
+        [beats] = [task for task in asyncio.all_tasks() if task.get_name() == "session beats"]
+        beats.add_done_callback(lambda _: running.cancel())
+        await etcd.revoke(lease)
+        await asyncio.wait((running,), timeout=10)
+        was_cancelled = running.cancelled()
+        running.cancel()
+    assert beats.done(), "the lease was not lost"
+    assert was_cancelled
 
 
 async def test_a_session_survives_a_restart_of_etcd(own_etcd: EtcdCluster, keys: Keys) -> None:

@@ -16,7 +16,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ import grpc
 from faults import checker, histories
 from faults.audit import Store
 from faults.recording_client import Ask, RecordingClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from duecourse import client as sdk
 from duecourse.cli.launcher.children import Child, Nursery
@@ -47,6 +48,7 @@ _UNSETTLED: Final = """
     WHERE state NOT IN ('succeeded', 'failed', 'cancelled') ORDER BY due_time LIMIT 5
 """
 _POLL: Final = 10 * bounds.MILLISECOND
+_ANSWER_LIMIT_SECONDS: Final = 5
 _READY: Final = 60 * bounds.SECOND
 # Below the range from which the kernel takes ports for outgoing connections, one of which could get ours while a node
 # is away.
@@ -62,8 +64,10 @@ class NodeProcess:
         self._child: Child | None = None
         self.settings = dict(settings)
         """Of the next start."""
+        self.known_as = ""
+        """Where clients and workers that start later look for it, if not at its address."""
         self.log = log
-        self.port, self.admin_port, self.peer_port = _free_port(), _free_port(), _free_port()
+        self.move()
 
     @property
     def name(self) -> str:
@@ -73,13 +77,17 @@ class NodeProcess:
     @property
     def address(self) -> str:
         """Where it is reached."""
-        return self.settings.get("advertise", f"{HOST}:{self.port}")
+        return self.known_as or self.settings.get("advertise", f"{HOST}:{self.port}")
 
     @property
     def child(self) -> Child:
         """Its process, the latest one."""
         assert self._child is not None
         return self._child
+
+    def move(self) -> None:
+        """Have it listen on other ports, from its next start on."""
+        self.port, self.admin_port, self.peer_port = _free_port(), _free_port(), _free_port()
 
     def spawn(self, *failpoints: str) -> Child:
         """Start the process, with failpoints armed."""
@@ -134,6 +142,16 @@ class NodeProcess:
         lines = (line for line in self.log.read_text().splitlines() if line.startswith("{"))
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
+    async def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric's values that have these labels."""
+        async with asyncio.timeout(_ANSWER_LIMIT_SECONDS):
+            reader, writer = await asyncio.open_connection(HOST, self.admin_port)
+            writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+            _, _, text = (await reader.read()).decode().partition("\r\n\r\n")
+            writer.close()
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+
     def rss(self) -> int:
         """Return how many bytes of memory it has."""
         status = Path(f"/proc/{self.child.pid}/status").read_text()
@@ -182,11 +200,14 @@ class Cluster:
         self.nodes.append(node)
         return node
 
-    def start_worker(self, name: str = "worker", *, slots: int = 50, queue: str = "default") -> Child:
-        """Start a worker; one of the same name is another incarnation of it."""
+    def start_worker(
+        self, name: str = "worker", *, slots: int = 50, queues: Sequence[str] = ("default",), slowness: int = 1
+    ) -> Child:
+        """Start a worker, that takes so many times as long as is asked; one of the same name is another incarnation."""
         file = self._histories / f"workers-{name}-{next(self._names)}.jsonl"
         addresses = ",".join(node.address for node in self.nodes)
-        command = [sys.executable, "-m", "faults.worker_process", addresses, str(file), name, queue, str(slots)]
+        arguments = [addresses, str(file), name, ",".join(queues), str(slots), str(slowness)]
+        command = [sys.executable, "-m", "faults.worker_process", *arguments]
         environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
         return self._nursery.spawn(name, command, environment=environment, output=self.folder / f"{name}.log")
 
@@ -299,6 +320,13 @@ def frozen(*pids: int) -> Iterator[None]:
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
+
+
+async def until_streams(node: NodeProcess, count: int, limit: Micros = SETTLED) -> None:
+    """Wait until a node has so many workers' streams."""
+    async with asyncio.timeout(limit / bounds.SECOND):
+        while await node.metric("duecourse_worker_streams") != count:
+            await SystemClock().sleep(_POLL)
 
 
 def parent_of(pid: int) -> int:

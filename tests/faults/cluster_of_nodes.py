@@ -150,7 +150,7 @@ class ClusterOfNodes(Cluster):
             case Link.API:
                 targets, dialect = [(HOST, node.port)], Http2
             case Link.PEERS:
-                targets = [(HOST, node.peer_port)]
+                targets, dialect = [(HOST, node.peer_port)], Http2
         return Proxies([await self._stack.enter_async_context(TcpProxy(*target, dialect)) for target in targets])
 
     # Who leads.

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -77,12 +78,19 @@ class RecordingClient:
                 self._failed(call, result)
         return list(results)
 
-    async def submit_once(self, ask: Ask, deadline: timedelta) -> grpc.StatusCode:
-        """Submit a task by one bare call to the first node, without the SDK's patience, and return its status."""
+    async def submit_once(
+        self, ask: Ask, deadline: timedelta, channel: grpc.aio.Channel | None = None
+    ) -> grpc.StatusCode:
+        """Submit a task by one bare call, without the SDK's patience, and return its status.
+
+        It goes to the first node, over a connection of its own unless a channel is given.
+        """
         call = self._invoke("submit", ask.task_id, ask.run_at, ask.max_attempts)
         request = task_service_pb2.SubmitTaskRequest()
         requests.write_task(request.task, _new_task(ask))
-        async with grpc.aio.insecure_channel(self._address) as channel:
+        async with AsyncExitStack() as stack:
+            if channel is None:
+                channel = await stack.enter_async_context(grpc.aio.insecure_channel(self._address))
             stub = task_service_pb2_grpc.TaskServiceStub(channel)
             try:
                 answer = await stub.SubmitTask(request, timeout=deadline.total_seconds(), wait_for_ready=True)

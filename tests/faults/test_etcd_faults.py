@@ -1,14 +1,30 @@
 """Faults of etcd, by which nodes agree who leads: away, without a member, its keys and leases and history gone."""
 
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
 import pytest
-from faults.cluster_of_nodes import Link
+import pytest_asyncio
+from faults.cluster import NodeProcess
+from faults.cluster_of_nodes import SESSION, Link
 from faults.conftest import StartCluster
 from services.etcd import EtcdCluster
 from services.postgres import SHARDS
+from services.waiting import until
 
 from duecourse.model import bounds
 from duecourse.server.core.task import ShardId
 from duecourse.server.etcd.keys import Keys
+
+_SAID = 15 * bounds.SECOND
+_QUOTA = str(16 * 1024 * 1024)
+
+
+@pytest_asyncio.fixture
+async def small_etcd(tmp_path: Path) -> AsyncIterator[EtcdCluster]:
+    """Run one member with a quota that a test can use up."""
+    async with EtcdCluster(tmp_path / "etcd", options=("--quota-backend-bytes", _QUOTA)) as cluster:
+        yield cluster
 
 
 async def test_a_member_that_dies_or_freezes_moves_no_shard(
@@ -134,6 +150,37 @@ async def test_a_leader_whose_election_key_is_deleted_gives_way_at_once(
     ended = [line for node in cluster.nodes for line in node.logged("term_ended")]
     assert sum(line["reason"] == "election_lost" for line in ended) >= SHARDS
     await cluster.settle()
+
+
+async def test_while_etcd_is_full_firing_goes_on_and_with_room_everything_does(
+    start_cluster: StartCluster, small_etcd: EtcdCluster, is_long: bool
+) -> None:
+    cluster = await start_cluster(own_etcd=small_etcd)
+    cluster.start_worker("one")
+    cluster.start_worker("two")
+    victim, *others = cluster.nodes
+    async with cluster.load():
+        for _ in range(5 if is_long else 1):
+            await cluster.recovers("the start")
+            before = await cluster.epochs()
+            await small_etcd.fill()
+            await cluster.clock.sleep(2 * SESSION)
+            await cluster.recovers("a full etcd", 2 * bounds.SECOND)
+            assert await cluster.epochs() == before, "shards moved"
+            # Nobody can say that it stands for what a dead node led, nor can that one come back.
+            victim.kill()
+            victim.spawn()
+            await _until_logged([victim], "session_not_opened", "space exceeded")
+            await _until_logged(others, "campaign_interrupted", "space exceeded")
+            assert await cluster.epochs() == before, "the fault did not fire"
+            await small_etcd.make_room()
+            await cluster.recovers("an etcd that was full")
+            await cluster.until_led(*cluster.nodes)
+    await cluster.settle()
+
+
+async def _until_logged(nodes: Sequence[NodeProcess], event: str, reason: str) -> None:
+    await until(lambda: any(reason in line["reason"] for node in nodes for line in node.logged(event)), _SAID)
 
 
 @pytest.mark.parametrize("meanwhile", ["a node leaves", "a node comes"])

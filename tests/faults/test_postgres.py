@@ -1,18 +1,41 @@
-"""Faults of Postgres: restarted, killed, cut off, frozen, read-only. The node lives through all of them, unaided."""
+"""Faults of Postgres: restarted, killed, frozen, read-only, full, and so on. The node lives through all, unaided."""
 
+import asyncio
 import os
+import random
+import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from pathlib import Path
+from typing import TypeAlias
 
+import asyncpg
 import pytest
 from faults.cluster import Cluster, children_of, frozen, parent_of
 from faults.recording_client import Ask
+from services.postgres import SHARDS, binaries
 
 from duecourse import client as sdk
+from duecourse.cli.launcher.children import Nursery
 from duecourse.model import bounds
 from duecourse.server.storage.embedded import EmbeddedPostgres
+from duecourse.server.storage.migrate import migrate
+
+_Guest: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 _DEADLINE = timedelta(seconds=20)
+_DISK_BYTES = 192 * 1024 * 1024
+_FILLING = "filling"
+_REFUSE_SOME = """
+    CREATE FUNCTION audit.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF random() < 0.2 THEN RAISE EXCEPTION USING ERRCODE = 'serialization_failure'; END IF;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON duecourse.task FOR EACH STATEMENT EXECUTE FUNCTION audit.refuse();
+"""
 OURS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'duecourse' AND datname = current_database()"
 
 
@@ -177,6 +200,151 @@ async def test_a_read_only_postgres_is_answered_unavailable_until_it_takes_write
         await cluster.store.execute("SELECT pg_reload_conf()")
         await cluster.recovers("read-only")
     await cluster.settle()
+
+
+async def test_a_long_transaction_that_holds_back_vacuum_makes_nothing_late(cluster: Cluster, is_long: bool) -> None:
+    cluster.start_worker()
+    async with AsyncExitStack() as guests:
+        guest = await asyncpg.connect(cluster.store.dsn, timeout=10)
+        guests.callback(guest.terminate)
+        await guest.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM duecourse.task")
+        async with cluster.load():
+            await cluster.recovers("the start")
+            await cluster.clock.sleep((600 if is_long else 6) * bounds.SECOND)
+            await cluster.store.execute("VACUUM duecourse.task")
+            (kept,) = await cluster.store.fetch(
+                "SELECT n_dead_tup AS rows FROM pg_stat_user_tables WHERE relid = 'duecourse.task'::regclass"
+            )
+            print(f"{kept['rows']} dead rows are kept")
+            assert kept["rows"] > 1_000, "nothing was held back"
+            assert await cluster.recovers("dead rows that are kept") < 2 * bounds.SECOND
+    await cluster.settle()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk that can be filled, where that is allowed."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES},mode=755", "duecourse-test", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("what", ["data", "log"])
+async def test_a_full_disk_of_postgres_is_answered_unavailable_until_there_is_room(
+    small_disk: Path, tmp_path: Path, nursery: Nursery, source: random.Random, what: str, is_long: bool
+) -> None:
+    settings = {"max_wal_size": "48MB", "min_wal_size": "32MB", "shared_buffers": "16MB"}
+    async with EmbeddedPostgres(small_disk, binaries=binaries(), settings=settings) as server:
+        await migrate(server.dsn, SHARDS)
+        async with Cluster(tmp_path / "cluster", server.dsn, nursery, source) as cluster:
+            cluster.start_worker()
+            async with cluster.load(), cluster.client() as client:
+                for _ in range(5 if is_long else 1):
+                    await cluster.recovers("the start")
+                    _fill(small_disk)
+                    if what == "log":
+                        await _use_up_log(cluster)
+                    await cluster.refuses(client, _DEADLINE)
+                    (small_disk / _FILLING).unlink()
+                    # It ends if it cannot write its log, and somebody has to start it again.
+                    print(f"the server {'runs' if server.is_running else 'has ended'}")
+                    await server.start()
+                    await cluster.recovers("a full disk")
+            await cluster.settle()
+
+
+def _fill(disk: Path) -> None:
+    with (disk / _FILLING).open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4_096))
+    assert shutil.disk_usage(disk).free == 0, "the fault did not fire"
+
+
+async def _use_up_log(cluster: Cluster) -> None:
+    with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        for _ in range(20):
+            await cluster.store.execute("SELECT pg_switch_wal(); SELECT pg_logical_emit_message(true, 'fill', 'log')")
+
+
+async def test_without_a_connection_left_the_node_waits_and_goes_on(cluster_on_own_postgres: Cluster) -> None:
+    cluster = cluster_on_own_postgres
+    node = cluster.node.child.pid
+    cluster.start_worker()
+    async with cluster.load(), cluster.client() as client, AsyncExitStack() as guests:
+        await cluster.recovers("the start")
+        others = await _take_connections(cluster, guests)
+        await cluster.recovers("all connections taken but its own")
+        room = await others[0].fetchval("SHOW max_connections")
+        while len(others) < int(room):
+            await others[0].execute(f"SELECT pg_terminate_backend(pid) FROM ({OURS}) ours")
+            others += await _take_connections(cluster, guests)
+        await cluster.refuses(client, _DEADLINE)
+        assert "53300" in cluster.node.log.read_text()
+        await guests.aclose()
+        await cluster.recovers("the loss of all connections")
+    await cluster.settle()
+    assert cluster.node.child.pid == node
+
+
+async def _take_connections(cluster: Cluster, guests: AsyncExitStack) -> list[_Guest]:
+    """Be another client, that takes all connections that are left."""
+    taken: list[_Guest] = []
+    while True:
+        try:
+            connection = await asyncpg.connect(cluster.store.dsn, timeout=10)
+        except asyncpg.TooManyConnectionsError:
+            return taken
+        guests.callback(connection.terminate)
+        taken.append(connection)
+
+
+async def test_commits_that_fail_to_serialize_are_made_again_whole(cluster: Cluster, is_long: bool) -> None:
+    cluster.start_worker()
+    await cluster.store.execute(_REFUSE_SOME)
+    async with cluster.load(), asyncio.timeout(bounds.MINUTE / bounds.SECOND):
+        while len(_refused_by(cluster, "40001")) < (100 if is_long else 10):
+            await cluster.recovers("a serialization failure")
+    await cluster.store.execute("DROP TRIGGER refuse ON duecourse.task")
+    await cluster.settle()
+    assert not cluster.node.logged("term_ended"), "a refusal cost a term"
+
+
+async def test_a_commit_that_is_the_victim_of_a_deadlock_is_made_again(
+    cluster_on_own_postgres: Cluster, is_long: bool
+) -> None:
+    cluster = cluster_on_own_postgres
+    cluster.start_worker()
+    # Sooner than the node gives up waiting for a lock.
+    await cluster.store.execute("ALTER SYSTEM SET deadlock_timeout = '300ms'")
+    await cluster.store.execute("SELECT pg_reload_conf()")
+    wanted = 20 if is_long else 3
+    async with cluster.load(), asyncio.timeout(bounds.MINUTE / bounds.SECOND), AsyncExitStack() as guests:
+        await cluster.recovers("the start")
+        guest = await asyncpg.connect(cluster.store.dsn, timeout=10)
+        guests.callback(guest.terminate)
+        await guest.execute("SET deadlock_timeout = '10s'")
+        while len(_refused_by(cluster, "40P01")) < wanted:
+            async with guest.transaction():
+                # Commits lock them the other way round.
+                for shard in reversed(range(SHARDS)):
+                    await guest.execute("SELECT FROM duecourse.shard WHERE shard = $1 FOR UPDATE", shard)
+                    while not await guest.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                        await cluster.clock.sleep(bounds.MILLISECOND)
+        await cluster.recovers("a deadlock")
+    await cluster.settle()
+    assert not cluster.node.logged("term_ended"), "a refusal cost a term"
+
+
+def _refused_by(cluster: Cluster, sqlstate: str) -> list[str]:
+    refusals = [line["detail"] for line in cluster.node.logged("store_refuses")]
+    return [detail for detail in refusals if sqlstate in detail]
 
 
 async def postmaster_of(cluster: Cluster) -> int:

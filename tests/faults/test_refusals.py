@@ -58,6 +58,10 @@ async def test_what_belongs_to_another_cluster_is_refused_and_harms_nobody(
         # A name that is taken.
         stranger.settings = {**own, "node_id": "node-1"}
         await _refused(stranger, EXIT_DUPLICATE_NODE, "DUECOURSE_NODE_ID")
+        # The same, and its address with it.
+        theirs = f"127.0.0.1:{cluster.nodes[0].peer_port}"
+        stranger.settings = {**own, "node_id": "node-1", "advertise_peer": theirs}
+        await _refused(stranger, EXIT_FAILED, "another node named node-1 answers there")
         # An address at which nobody listens.
         stranger.settings = {**own, "advertise_peer": f"127.0.0.1:{free_port()}"}
         await _refused(stranger, EXIT_FAILED, "DUECOURSE_ADVERTISE_PEER")

@@ -1,4 +1,4 @@
-"""SIGTERM of the node: under load, twice, and before it is ready."""
+"""SIGTERM of the node: under load, twice, while its store is frozen, and before it is ready."""
 
 import signal
 
@@ -38,6 +38,18 @@ async def test_a_second_signal_ends_a_draining_node_at_once(cluster: Cluster) ->
             assert await cluster.node.ended(bounds.SECOND) == -signal.SIGTERM
         await cluster.node.start()
         await cluster.recovers("a second signal")
+    await cluster.settle()
+
+
+async def test_a_node_whose_store_is_frozen_drains_and_exits_0(cluster: Cluster) -> None:
+    cluster.start_worker()
+    await cluster.recovers("the start")
+    backends = [row["pid"] for row in await cluster.store.fetch(OURS)]
+    with frozen(*backends):
+        cluster.node.signal(signal.SIGTERM)
+        assert await cluster.node.ended(2 * bounds.DRAIN) == 0
+    await cluster.node.start()
+    await cluster.recovers("the end beside a frozen store")
     await cluster.settle()
 
 

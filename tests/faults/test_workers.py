@@ -1,6 +1,8 @@
 """Faults of workers: killed, restarted, frozen, poisoned, told to end; and a task that outlasts many leases."""
 
-from faults.cluster import LEASE, Cluster, frozen
+from collections import Counter
+
+from faults.cluster import LEASE, Cluster, frozen, until_streams
 from faults.recording_client import Ask
 
 from duecourse.model import bounds
@@ -76,6 +78,27 @@ async def test_a_poisonous_task_is_started_exactly_as_often_as_allowed(cluster: 
         await cluster.recovers("the end of a poisonous task")
     await cluster.settle()
     assert [start.attempt for start in cluster.starts("poison")] == [1, 2]
+
+
+async def test_a_slow_worker_takes_few_tasks_and_holds_nobody_up(cluster: Cluster, is_long: bool) -> None:
+    slots, work = 5, bounds.SECOND // 10
+    for name in ("fast-one", "fast-two"):
+        cluster.start_worker(name, slots=slots)
+    cluster.start_worker("slow", slots=slots, slowness=10)
+    await until_streams(cluster.node, 3)
+    tasks = [f"task-{number}" for number in range(4_000 if is_long else 400)]
+    async with cluster.client() as client:
+        began = cluster.clock.elapsed()
+        await client.submit(*[Ask(task_id, seconds=work / bounds.SECOND) for task_id in tasks])
+        await cluster.until_started(*tasks)
+        took = cluster.clock.elapsed() - began
+    recorded = await cluster.settle()
+    started = Counter(event.worker.partition("-")[0] for event in recorded.events if event.kind == "start")
+    print(f"{dict(started)} in {took // bounds.MILLISECOND} ms")
+    # Each of its slots was busy all the time, and it was never sent what it had no slot for.
+    assert slots <= started["slow"] <= slots * (took // (10 * work) + 1)
+    alone = len(tasks) * work // (2 * slots)
+    assert took < 2 * alone
 
 
 async def test_a_healthy_task_outlasts_many_leases(cluster: Cluster) -> None:

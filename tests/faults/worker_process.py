@@ -1,4 +1,8 @@
-"""A worker that writes down what its handlers see: `python -m faults.worker_process ADDRESS FILE NAME QUEUE SLOTS`.
+"""A worker that writes down what its handlers see.
+
+    python -m faults.worker_process ADDRESSES FILE NAME QUEUES SLOTS SLOWNESS
+
+Addresses and queues are separated by commas; what its handlers are asked to do takes SLOWNESS times as long.
 
 The first thing that a handler does is to append a line to the file (see `histories`), in one write, which outlives the
 process. What it does then is told by the payload: work for some seconds, fail, or end the process at once.
@@ -41,11 +45,11 @@ class History:
         os.write(self._descriptor, json.dumps(line).encode() + b"\n")
 
 
-async def run(address: str, file: str, name: str, queue: str, slots: str) -> None:
+async def run(addresses: str, file: str, name: str, queues: str, slots: str, slowness: str) -> None:
     """Work until SIGTERM."""
     history = History(file, name)
     clock = SystemClock()
-    worker = Worker(address.split(","), name=name, queues=[queue], slots=int(slots))
+    worker = Worker(addresses.split(","), name=name, queues=queues.split(","), slots=int(slots))
 
     async def work(context: TaskContext) -> None:
         history.write("start", context)
@@ -53,7 +57,7 @@ async def run(address: str, file: str, name: str, queue: str, slots: str) -> Non
         if asked["dies"]:
             os._exit(137)
         try:
-            await _work(context, history, clock, int(asked["seconds"] * bounds.SECOND))
+            await _work(context, history, clock, int(asked["seconds"] * int(slowness) * bounds.SECOND))
         except asyncio.CancelledError:
             history.write("finish", context, outcome="stopped")
             raise
@@ -76,4 +80,4 @@ async def _work(context: TaskContext, history: History, clock: SystemClock, dura
 
 
 if __name__ == "__main__":
-    asyncio.run(run(*sys.argv[1:6]))
+    asyncio.run(run(*sys.argv[1:7]))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -11,6 +12,7 @@ import pytest_asyncio
 from conformance import writes
 from integration.postgres_side import Side, side_of
 from services.postgres import SHARDS, binaries
+from services.tcp_proxy import Postgres, TcpProxy
 from services.waiting import eventually
 from structlog.testing import capture_logs
 
@@ -30,6 +32,7 @@ from duecourse.server.storage import (
 from duecourse.server.storage.embedded import EmbeddedPostgres
 from duecourse.server.storage.migrate import migrate
 from duecourse.server.storage.postgres import PostgresStore
+from duecourse.timing.clock import SystemClock
 
 SHARD = ShardId(0)
 
@@ -128,6 +131,26 @@ async def test_a_commit_on_a_frozen_backend_is_unknown_in_time_and_may_land_late
         # Either way the store holds it at most once.
         again = await leader.commit(batch)
         assert isinstance(again, Committed)
+
+
+async def test_connections_that_were_forgotten_on_the_way_cost_one_time_out_for_all(postgres_dsn: str) -> None:
+    target = urlsplit(postgres_dsn)
+    assert target.hostname is not None
+    assert target.port is not None
+    clock = SystemClock()
+    async with TcpProxy(target.hostname, target.port, Postgres) as proxy:
+        through = target._replace(netloc=f"{target.netloc.rpartition('@')[0]}@{proxy.endpoint}").geturl()
+        async with leading(through, 500 * bounds.MILLISECOND) as leader:
+            assert await leader.reads_again()
+            await leader.store.load_held([SHARD])
+            proxy.forget()
+            assert isinstance(await leader.commit(), Unknown)
+            assert proxy.faults["forgotten"] >= 3
+            began = clock.elapsed()
+            assert await leader.commits_again()
+            assert await leader.reads_again()
+            await leader.store.load_held([SHARD])
+            assert clock.elapsed() - began < 3 * bounds.SECOND
 
 
 async def test_idle_connections_that_were_terminated_are_replaced(leader: Leader, side: Side) -> None:

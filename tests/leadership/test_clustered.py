@@ -254,6 +254,20 @@ async def test_a_node_that_was_replaced_behind_its_back_looks_at_the_election_ag
     assert cluster.epochs()[ShardId(4)] >= row.epoch + 65_536 - 2
 
 
+async def test_a_node_whose_name_another_has_taken_meanwhile_leaves_it_to_that_one(cluster: InProcessCluster) -> None:
+    a = await cluster.start("a")
+    await until(lambda: a.is_ready)
+    a.etcd.cut()
+    other = await cluster.start("a", address="elsewhere:7400")
+    await until(lambda: other.leadership.membership.has_joined)
+    a.etcd.heal()
+    await until(lambda: a.has_ended)
+    assert isinstance(a.failure, DuplicateNode)
+    await until(lambda: cluster.leads_all(other))
+    assert [member.address for member in other.leadership.members()] == ["elsewhere:7400"]
+    assert not other.has_ended
+
+
 async def test_a_second_node_of_the_same_name_is_refused(cluster: InProcessCluster) -> None:
     a = await cluster.start("a")
     await until(lambda: cluster.leads_all(a))

@@ -9,10 +9,11 @@ from services.clustering import SHARDS, a_cluster
 from services.etcd import EtcdCluster
 from services.waiting import until
 
+from duecourse.model import bounds
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.etcd.client import EtcdClient
 from duecourse.server.etcd.keys import Cluster, Keys, format_cluster, parse_cluster
-from duecourse.server.leadership import RAISES_PER_CLAIM, identity
+from duecourse.server.leadership import identity
 from duecourse.server.leadership.identity import IdentityRefused, establish, rebind
 from duecourse.server.storage import RaiseRequest
 from duecourse.server.storage.memory import MemoryStore
@@ -113,7 +114,21 @@ async def test_a_rebound_store_gets_epochs_above_all_earlier_ones(
     assert after.id != before.id
     assert await establish(client, keys, store) == after
     highest = max(row.epoch for row in await store.shards())
-    assert identity.first_epoch(after, 1) == highest + RAISES_PER_CLAIM
+    assert identity.first_epoch(after, 1) > highest
+
+
+async def test_a_store_that_has_forgotten_epochs_gets_higher_ones_when_it_is_rebound(
+    client: EtcdClient, keys: Keys
+) -> None:
+    time = 1_800_000_000 * bounds.SECOND
+    before = await rebind(client, keys, MemoryStore(SHARDS, lambda: time))
+    _, revision = await client.read(b"a", b"b")
+    forgotten = identity.first_epoch(before, revision + 500)
+    time += bounds.SECOND
+    # An older copy: none of what was given since is in its rows.
+    after = await rebind(client, keys, MemoryStore(SHARDS, lambda: time))
+    _, revision = await client.read(b"a", b"b")
+    assert identity.first_epoch(after, revision) > forgotten
 
 
 async def test_a_rebinding_that_was_interrupted_is_refused_until_it_is_done_again(

@@ -1,6 +1,7 @@
 """A node that died is noticed by its closed connections; silence and refusals that prove nothing are let pass."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -83,6 +84,7 @@ class Present:
             mirror=self.mirror,
             session=self.session,
             ttl=SESSION,
+            incarnation=os.urandom(8).hex(),
             is_refused=is_refused,
         )
         self.vigil = Vigil(self.membership, client, clock)

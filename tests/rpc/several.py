@@ -223,7 +223,15 @@ class SmallNode:
         self.drained += 1
 
     def describe(self) -> ClusterDescription:
-        own = NodeDescription(self.name, self.address, "9.9", ready_tasks=5, worker_streams=2, wall_clock_offset=-1)
+        own = NodeDescription(
+            self.name,
+            self.address,
+            "9.9",
+            ready_tasks=5,
+            worker_streams=2,
+            wall_clock_offset=-1,
+            incarnation=f"{self.name}'s start",
+        )
         shards = []
         for row in ROWS:
             place = (row.shard, row.slot_from, row.slot_until)

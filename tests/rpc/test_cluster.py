@@ -94,7 +94,7 @@ async def test_another_node_at_a_nodes_peer_address_is_not_taken_for_it(three: S
     three.introduce(a.member(), b.member(peer_address=c.peer_address), c.member())
     found = await ask(a)
     assert [(node.node_id, node.answered) for node in found.nodes] == [("a", True), ("b", False), ("c", True)]
-    assert await b.surfaces.who_answers(c.peer_address) == "c"
+    assert await b.surfaces.who_answers(c.peer_address) == ("c", "c's start")
 
 
 async def test_a_caller_in_a_hurry_is_answered_without_the_silent(three: Several) -> None:

@@ -5,6 +5,7 @@ node off from either. A node that `crashed` has done nothing at its end: its ses
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -166,6 +167,7 @@ class InProcessCluster:
             client=client,
             clock=self._clock,
             keys=self.keys,
+            incarnation=os.urandom(8).hex(),
             session=SESSION,
             settles=SETTLES,
             wall_clock_offset=offset,

@@ -26,7 +26,7 @@ import pytest_asyncio
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.etcd import embedded
-from duecourse.server.etcd.embedded import HOST
+from duecourse.server.etcd.embedded import HOST, EmbeddedEtcdError
 from duecourse.server.etcd.keys import end_of
 from duecourse.timing.clock import SystemClock
 
@@ -36,6 +36,8 @@ POLL: Final = 20 * bounds.MILLISECOND
 # Below the ports that the kernel gives to outgoing connections: nobody takes one while its member is down.
 PORTS: Final = range(20_000, 32_000)
 TRIES: Final = 5
+
+_LARGE_VALUE: Final = 1024 * 1024
 
 _clock = SystemClock()
 
@@ -47,7 +49,18 @@ class EtcdError(Exception):
 class EtcdMember:
     """One server process on one folder."""
 
-    def __init__(self, name: str, folder: Path, client_port: int, peer_port: int, *, tls: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        client_port: int,
+        peer_port: int,
+        *,
+        tls: bool = False,
+        options: Sequence[str] = (),
+    ) -> None:
+        """`options` are put on its command line."""
+        self._options = options
         self.name = name
         self.embedded = embedded.Member(name, folder, client_port, peer_port, tls=tls)
         self.port = client_port
@@ -60,7 +73,7 @@ class EtcdMember:
     def launch(self, members: Sequence["EtcdMember"]) -> None:
         """Start the process, without waiting for it to serve."""
         assert not self.is_running
-        command = self.embedded.command([member.embedded for member in members])
+        command = [*self.embedded.command([member.embedded for member in members]), *self._options]
         self._log = self._log_path.open("ab")
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
 
@@ -132,10 +145,13 @@ class EtcdMember:
 class EtcdCluster:
     """Some members; as an async context manager they are started and ended."""
 
-    def __init__(self, folder: Path, size: int = 1, *, tls: bool = False) -> None:
+    def __init__(self, folder: Path, size: int = 1, *, tls: bool = False, options: Sequence[str] = ()) -> None:
+        """Prepare for so many members, with these `options` on their command lines."""
         self._folder = folder
         self._size = size
         self._tls = tls
+        self._options = options
+        self._filling: list[bytes] = []
         self.members: list[EtcdMember] = []
 
     @property
@@ -243,6 +259,29 @@ class EtcdCluster:
         """Forget all that was before a revision."""
         await self._ask("kv/compaction", {"revision": str(revision), "physical": True})
 
+    async def fill(self) -> None:
+        """Write until the quota is used up."""
+        value = b"x" * _LARGE_VALUE
+        while True:
+            key = f"/filling/{len(self._filling)}".encode()
+            try:
+                await self.put(key, value)
+            except EmbeddedEtcdError as error:
+                if "space exceeded" not in str(error):
+                    raise
+                return
+            self._filling.append(key)
+
+    async def make_room(self) -> None:
+        """Undo `fill`, and do what an operator then does: compact, defragment, disarm the alarm."""
+        while self._filling:
+            await self.delete(self._filling.pop())
+        await self.compact(int((await self._ask("kv/range", {"key": text(b"/")}))["header"]["revision"]))
+        for member in self.members:
+            await member.ask("maintenance/defragment", {})
+        for alarm in (await self._ask("maintenance/alarm", {"action": "GET"}))["alarms"]:
+            await self._ask("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+
     async def value(self, key: bytes) -> bytes | None:
         """Read a key, as an outsider."""
         found = (await self._ask("kv/range", {"key": text(key)})).get("kvs")
@@ -267,7 +306,14 @@ class EtcdCluster:
         folder.mkdir(parents=True)
         ports = _free_ports(2 * self._size)
         self.members = [
-            EtcdMember(f"member-{number}", folder, ports[2 * number], ports[2 * number + 1], tls=self._tls)
+            EtcdMember(
+                f"member-{number}",
+                folder,
+                ports[2 * number],
+                ports[2 * number + 1],
+                tls=self._tls,
+                options=self._options,
+            )
             for number in range(self._size)
         ]
 

@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from inspect import isawaitable
 from typing import Any
 
 import grpc
@@ -71,7 +72,8 @@ def a_task(task_id: str = "t1", **changes: Any) -> task_pb2.Task:
 
 
 Step = Any
-"""A message, a `Status`, `Silence`, or a function from the request to one of them."""
+"""A message, a `Status`, `Silence`, or a function from the request to one of them, at once or some time; for a watch
+also an event to wait for."""
 
 _DEFAULTS: dict[str, Callable[[Any], Any]] = {
     "SubmitTask": lambda request: task_service_pb2.SubmitTaskResponse(submitted=submitted(request.task.task_id)),
@@ -159,7 +161,10 @@ class ScriptedNode(task_service_pb2_grpc.TaskServiceServicer, cluster_service_pb
                 await asyncio.get_running_loop().create_future()
             if isinstance(step, Status):
                 await _abort(step, context)
-            await context.write(step)
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            else:
+                await context.write(step)
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
     async def _answer(self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -167,6 +172,8 @@ class ScriptedNode(task_service_pb2_grpc.TaskServiceServicer, cluster_service_pb
         steps = self._scripts[method]
         step = steps.popleft() if steps else _DEFAULTS[method]
         answer = step(request) if callable(step) else step
+        if isawaitable(answer):
+            answer = await answer
         if isinstance(answer, Silence):
             await asyncio.get_running_loop().create_future()
         if isinstance(answer, Status):

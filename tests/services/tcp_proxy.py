@@ -4,6 +4,7 @@ It forwards what comes to `proxy.port`, until told otherwise; each fault holds f
 for the new ones, until `heal`:
 
     delay(micros)       every piece of data is held back, in both directions
+    narrow(rate)        so many bytes a second go through each connection, in each direction
     cut()               nothing goes through any more and nobody is told: connections stay open, new ones are accepted;
                         in both directions, or in the one that is named
     swallow()           what is said on the HTTP/2 streams on which the server has spoken is lost, the others of their
@@ -11,6 +12,9 @@ for the new ones, until `heal`:
     stop_reading()      nothing is taken from either side any more: its writes run into a full buffer
     refuse()            all connections are reset, new ones at once
     reset()             all connections of now are reset; new ones are forwarded
+    forget()            all connections of now are cut as by `cut`, for ever; new ones are forwarded
+    say_goodbye()       clients of all HTTP/2 connections of now are told to open new ones (GOAWAY); these are served on
+    end()               all connections of now are ended in good order; new ones are forwarded
     lose_answer(n)      the n-th request from now on reaches the server, but its answer is lost: its connection is reset
 
 What a request is depends on the protocol: `Http2` (gRPC), `Postgres`, or `Pieces`, where each piece of data that the
@@ -35,6 +39,8 @@ HOST: Final = "127.0.0.1"
 
 _PIECE: Final = 64 * 1024
 _POLL: Final = 5 * bounds.MILLISECOND
+# Of a narrow connection: data comes little by little, not in lumps.
+_STEPS_A_SECOND: Final = 20
 # Closing then sends RST, whatever is still unsent.
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 
@@ -61,6 +67,10 @@ class Dialect(Protocol):
         """Lose what is said from now on about the requests that have had a part of their answer."""
         ...
 
+    def goodbye(self) -> bytes:
+        """Return what tells the client now that the server will end the connection; nothing: not at this moment."""
+        ...
+
     def kept(self, direction: Direction, data: bytes) -> tuple[bytes, int]:
         """Return what is left of a piece of data, and how many frames in it are swallowed."""
         ...
@@ -71,6 +81,9 @@ class _Whole:
 
     def swallow(self) -> None:
         raise AssertionError("only HTTP/2 has streams")
+
+    def goodbye(self) -> bytes:
+        raise AssertionError("only HTTP/2 has a word for it")
 
     def kept(self, direction: Direction, data: bytes) -> tuple[bytes, int]:
         return data, 0
@@ -96,6 +109,8 @@ class Http2:
     _PREFACE: Final = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
     _DATA: Final = 0
     _HEADERS: Final = 1
+    # GOAWAY without an error: whatever stream was begun is still served.
+    _GOODBYE: Final = b"\0\0\x08\x07\0" + bytes(4) + b"\x7f\xff\xff\xff" + bytes(4)
 
     def __init__(self) -> None:
         self._client = _Frames(self._PREFACE)
@@ -114,6 +129,9 @@ class Http2:
     def swallow(self) -> None:
         for sieve in self._sieves.values():
             sieve.swallowed = frozenset(self._spoken_on)
+
+    def goodbye(self) -> bytes:
+        return self._GOODBYE if self._sieves[Direction.TO_CLIENT].is_between_frames else b""
 
     def kept(self, direction: Direction, data: bytes) -> tuple[bytes, int]:
         return self._sieves[direction].through(data)
@@ -156,6 +174,7 @@ class TcpProxy:
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
         self._delay: Micros = 0
+        self._rate = 0
         self._cut: frozenset[Direction] = frozenset()
         self._is_reading_stopped = self._is_refusing = False
         self._lost: int | None = None
@@ -195,6 +214,9 @@ class TcpProxy:
     def delay(self, duration: Micros) -> None:
         self._delay = duration
 
+    def narrow(self, rate: int) -> None:
+        self._rate = rate
+
     def cut(self, *directions: Direction) -> None:
         self._cut = frozenset(directions or Direction)
 
@@ -214,6 +236,24 @@ class TcpProxy:
             self.faults["reset"] += 1
             connection.reset()
 
+    def forget(self) -> None:
+        for connection in self._connections:
+            self.faults["forgotten"] += 1
+            connection.is_forgotten = True
+
+    async def say_goodbye(self) -> None:
+        for connection in list(self._connections):
+            while connection in self._connections and not (word := connection.dialect.goodbye()):
+                await self._clock.sleep(_POLL)
+            if connection in self._connections:
+                self.faults["goodbye"] += 1
+                connection.writers[0].write(word)
+
+    def end(self) -> None:
+        for connection in list(self._connections):
+            self.faults["ended"] += 1
+            connection.close()
+
     def lose_answer(self, request: int = 1) -> None:
         self._lost = self.requests + request
 
@@ -221,7 +261,7 @@ class TcpProxy:
         """Forward again. What was cut in between stays lost: those connections are reset."""
         if self._cut:
             self.reset()
-        self._delay = 0
+        self._delay = self._rate = 0
         self._cut = frozenset()
         self._is_reading_stopped = self._is_refusing = False
         self._lost = None
@@ -253,7 +293,7 @@ class TcpProxy:
         direction: Direction,
     ) -> None:
         while True:
-            data = await reader.read(_PIECE)
+            data = await reader.read(self._rate // _STEPS_A_SECOND or _PIECE)
             while self._is_reading_stopped and not connection.is_reset:
                 self.faults["not read"] += 1
                 await self._clock.sleep(_POLL)
@@ -264,7 +304,10 @@ class TcpProxy:
             if self._delay:
                 self.faults["delayed"] += 1
                 await self._clock.sleep(self._delay)
-            if direction in self._cut:
+            if self._rate:
+                self.faults["narrowed"] += 1
+                await self._clock.sleep(len(data) * bounds.SECOND // self._rate)
+            if self._is_silent(connection, direction):
                 self.faults["cut"] += 1
             elif self._passes(connection, data, direction):
                 kept, lost = connection.dialect.kept(direction, data)
@@ -272,11 +315,14 @@ class TcpProxy:
                     self.faults["swallowed"] += lost
                 writer.write(kept)
                 await writer.drain()
-        while direction in self._cut and not connection.is_reset:
+        while self._is_silent(connection, direction) and not connection.is_reset:
             # Nobody is told of an end, either.
             self.faults["cut"] += 1
             await self._clock.sleep(_POLL)
         writer.write_eof()
+
+    def _is_silent(self, connection: "_Connection", direction: Direction) -> bool:
+        return direction in self._cut or connection.is_forgotten
 
     def _passes(self, connection: "_Connection", data: bytes, direction: Direction) -> bool:
         return (self._from_client if direction is Direction.TO_SERVER else self._from_server)(connection, data)
@@ -304,7 +350,7 @@ class _Connection:
         self.dialect = dialect
         self.writers = [client]
         self.loses: int | None = None
-        self.is_reset = False
+        self.is_reset = self.is_forgotten = False
 
     def close(self) -> None:
         for writer in self.writers:
@@ -352,8 +398,13 @@ class _Sieve:
     def __init__(self, skip: int) -> None:
         self.swallowed: frozenset[int] = frozenset()
         self._left = skip
-        self._is_lost = False
+        self._is_lost = self._has_begun = False
         self._head = b""
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether all that went through were whole frames, at least one."""
+        return self._has_begun and not self._left and not self._head
 
     def through(self, data: bytes) -> tuple[bytes, int]:
         """Return what is left, and how many frames are lost of which the last byte of the head came with it."""
@@ -378,6 +429,7 @@ class _Sieve:
     def _begin(self, head: bytes) -> None:
         self._left = int.from_bytes(head[:3], "big")
         stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
+        self._has_begun = True
         self._is_lost = head[3] in self._LOST and stream in self.swallowed
 
 

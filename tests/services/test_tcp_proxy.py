@@ -82,6 +82,18 @@ async def test_a_delay_holds_back_both_ways(proxy: TcpProxy) -> None:
     assert proxy.faults["delayed"] >= 2
 
 
+async def test_a_narrow_connection_takes_its_time_both_ways(proxy: TcpProxy) -> None:
+    clock = SystemClock()
+    async with a_line(proxy) as line:
+        proxy.narrow(1_000)
+        start = clock.elapsed()
+        line.writer.write(b"x" * 200)
+        async with asyncio.timeout(2 * PATIENCE):
+            assert await line.reader.readexactly(200) == b"x" * 200
+        assert clock.elapsed() - start >= 200 * bounds.MILLISECOND
+    assert proxy.faults["narrowed"] >= 8
+
+
 async def test_a_cut_is_silent_until_it_is_healed(proxy: TcpProxy) -> None:
     async with a_line(proxy) as line, a_line(proxy) as other:
         assert await line.asks(b"hello") == b"hello"
@@ -153,6 +165,44 @@ async def test_a_reset_ends_what_there_is_and_a_refusal_what_comes(proxy: TcpPro
             await line.asks(b"hello")
     assert proxy.faults["reset"] == 2
     assert proxy.faults["refused"] == 1
+
+
+async def test_a_forgotten_connection_is_silent_for_ever_and_a_new_one_is_served(proxy: TcpProxy) -> None:
+    async with a_line(proxy) as line:
+        assert await line.asks(b"hello") == b"hello"
+        proxy.forget()
+        proxy.heal()
+        async with a_line(proxy) as other:
+            assert await other.asks(b"hello") == b"hello"
+        with pytest.raises(TimeoutError):
+            await line.asks(b"lost")
+    assert proxy.faults["forgotten"] == 1
+
+
+async def test_a_connection_that_is_ended_is_ended_in_good_order(proxy: TcpProxy) -> None:
+    async with a_line(proxy) as line:
+        assert await line.asks(b"hello") == b"hello"
+        proxy.end()
+        assert await line.hears() == b""
+    await until(lambda: not proxy.open_connections)
+    async with a_line(proxy) as line:
+        assert await line.asks(b"hello") == b"hello"
+    assert proxy.faults["ended"] == 1
+
+
+async def test_a_goodbye_comes_between_frames() -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    async with an_echo(preface) as port, TcpProxy(HOST, port, Http2) as proxy, a_line(proxy) as line:
+        frame = _frame(1, 0, b"in two pieces")
+        assert await line.asks(preface + frame[:12]) == frame[:12]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(proxy.say_goodbye())
+            with pytest.raises(TimeoutError):
+                await line.hears()
+            assert await line.asks(frame[12:]) == frame[12:]
+        assert await line.hears() == _frame(0, 7, b"\x7f\xff\xff\xff" + bytes(4))
+        assert await line.asks(frame) == frame
+    assert proxy.faults["goodbye"] == 1
 
 
 async def test_the_answer_that_is_lost_is_the_one_that_was_named(proxy: TcpProxy) -> None:

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
-from services.waiting import until
+from services.waiting import eventually, until
 
 from duecourse.model import bounds, slots
 from duecourse.server.core import errors
@@ -34,9 +34,13 @@ class TroubledStore(MemoryStore):
         self.before: Verdict = lambda _: None
         self.after: Verdict = lambda _: None
         self.sizes: list[int] = []
+        self.is_open = asyncio.Event()
+        """Commits wait for it."""
+        self.is_open.set()
 
     async def commit(self, batches: Sequence[ShardBatch]) -> Mapping[ShardId, CommitAnswer]:
         self.sizes.append(sum(len(batch.inserts) + len(batch.updates) for batch in batches))
+        await self.is_open.wait()
         answer = self.before(batches)
         if answer is not None:
             return {batch.fence.shard: answer for batch in batches}
@@ -46,10 +50,12 @@ class TroubledStore(MemoryStore):
 
 
 @asynccontextmanager
-async def running(store: TroubledStore) -> AsyncIterator[Scheduler]:
+async def running(
+    store: TroubledStore, max_pending_submissions: int = bounds.MAX_PENDING_SUBMISSIONS
+) -> AsyncIterator[Scheduler]:
     """Run a scheduler that leads all shards; it ends with the scope."""
     await store.open()
-    options = Options(node_id="node", commit_lanes=1)
+    options = Options(node_id="node", commit_lanes=1, max_pending_submissions=max_pending_submissions)
     scheduler = Scheduler(options, store, await store.shards(), Solo(), SystemClock(), Metrics(), Failpoints())
     async with asyncio.TaskGroup() as group:
         running_in = group.create_task(_run(scheduler), name="scheduler")
@@ -133,6 +139,27 @@ async def test_a_long_refusal_is_told_to_clients_and_ends_by_itself() -> None:
         store.before = lambda _: None
         await until(lambda: scheduler.why_not_ready() is None)
         assert await scheduler.commands.submit([submission("a")]) == [Submitted(submission("a").uid, True)]
+
+
+async def test_what_a_client_has_given_up_counts_until_the_store_has_answered() -> None:
+    store = TroubledStore()
+    async with running(store, 10) as scheduler:
+        store.is_open.clear()
+        for n in range(10):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await scheduler.commands.submit([submission(f"t{n}")])
+        with pytest.raises(errors.Overloaded):
+            await scheduler.commands.submit([submission("one more")])
+
+        async def takes_all_again() -> bool:
+            with suppress(errors.Overloaded):
+                tasks = [submission(f"t{n}") for n in range(10)]
+                return await scheduler.commands.submit(tasks) == [Submitted(task.uid, False) for task in tasks]
+            return False
+
+        store.is_open.set()
+        await eventually(takes_all_again)
 
 
 @pytest.mark.parametrize("is_applied", [True, False])

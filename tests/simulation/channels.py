@@ -1,7 +1,7 @@
 """The clients' ends of the simulated network: channels, their methods, and streams, as `grpc.aio` has them."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any, Final, Self
 
@@ -15,6 +15,7 @@ from duecourse.model import bounds
 
 _CONNECT_LIMIT: Final = bounds.SECOND
 """How long one try to connect takes before it has failed."""
+_CANCELLED: Final = Status(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
 
 Metadata = Iterable[tuple[str, str]]
 
@@ -62,7 +63,7 @@ class Channel:
 
         return opened
 
-    async def _ask(
+    def _ask(
         self,
         method: str,
         encode: Any,
@@ -71,18 +72,11 @@ class Channel:
         *,
         timeout: float | None = None,
         metadata: Metadata | None = None,
-    ) -> Any:
+    ) -> "Answer":
         self._network.watcher.client_says(self._client, method, request)
         call = Call(self._network, self._client, self._address, method, timeout, metadata)
         call.send(encode(request))
-        try:
-            answer = await call.inbox.get()
-        except asyncio.CancelledError:
-            call.end(Status(grpc.StatusCode.CANCELLED))
-            raise
-        assert answer is not aio.EOF, "an OK without an answer"
-        call.took()
-        return decode(answer)
+        return Answer(call, decode)
 
     def get_state(self, try_to_connect: bool = False) -> ChannelConnectivity:
         """Tell the state of the connection if there is to be one, else whether somebody can be reached."""
@@ -148,6 +142,33 @@ class Channel:
             _settle(changed)
 
 
+class Answer:
+    """A client's end of a call that is answered once, as much of `UnaryUnaryCall` as ours use."""
+
+    def __init__(self, call: Call, decode: Any) -> None:
+        self._call = call
+        self._decode = decode
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._wait().__await__()
+
+    def cancel(self) -> bool:
+        """Give the call up."""
+        self._call.inbox.interrupt()
+        self._call.end(_CANCELLED)
+        return True
+
+    async def _wait(self) -> Any:
+        try:
+            answer = await self._call.inbox.get()
+        except asyncio.CancelledError:
+            self._call.end(_CANCELLED)
+            raise
+        assert answer is not aio.EOF, "an OK without an answer"
+        self._call.took()
+        return self._decode(answer)
+
+
 class Stream:
     """A client's end of a stream, as much of `StreamStreamCall` and `UnaryStreamCall` as ours use."""
 
@@ -191,7 +212,7 @@ class Stream:
     def cancel(self) -> bool:
         """End the stream."""
         self._call.inbox.interrupt()
-        self._call.end(Status(grpc.StatusCode.CANCELLED, "Locally cancelled by application!"))
+        self._call.end(_CANCELLED)
         return True
 
 

@@ -225,7 +225,7 @@ class Checker:
                 self._rows[shard] = (Fence(shard, row.epoch, row.holder), process, at)
         for key, record in list(self.records.items()):
             progress = kept.get(key)
-            if progress is record.progress or (progress is None and record.is_gone):
+            if (progress is None) if record.is_gone else (progress is record.progress):
                 continue
             self._lost.add(key)
             if progress is None:
@@ -453,7 +453,8 @@ class Checker:
         if reason == worker_service_pb2.STOP_REASON_CANCELLED and (
             grant is None or not grant.record.progress.cancel_requested
         ):
-            self.fail("S9", "a worker is asked to stop before the cancellation is durable")
+            key = None if grant is None else grant.record.task.key
+            self.fail("S9", "a worker is asked to stop before the cancellation is durable", key)
 
     def _acknowledged(self, client: Process, asked: Any, submitted: Any) -> None:
         task_id, created = asked.task_id, submitted.created

@@ -32,7 +32,12 @@ class Reference:
         return START + self._loop.now + self._offset
 
     def was_read(self, process: Process, at: Micros) -> None:
-        """Note that a process knows what it showed at a time. Until now it went by what it had read before."""
+        """Note that a process knows what it showed at a time. Until now it went by what it had read before.
+
+        From what is not to be followed it cannot tell a small step that came before.
+        """
+        if self._offset != self._followed[-1][1]:
+            return
         self.reached(process)
         self._read_at[process] = at
 

@@ -26,6 +26,7 @@ _NEEDED_FOR: Final = (FaultKind.ETCD_RESTORED, FaultKind.STORE_FELL_BACK)
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
+    at: Micros
     etcd: Keyspace
     shards: dict[Any, Any]
     records: dict[TaskKey, Any]
@@ -53,7 +54,7 @@ class Copies:
         self._taken_at = now
         records = self._world.checker.records
         progress = {key: record.progress for key, record in records.items() if not record.is_gone}
-        self._kept.append(_Copy(self._world.etcd.save(), *self._store(), progress))
+        self._kept.append(_Copy(now, self._world.etcd.save(), *self._store(), progress))
         if self._first is None and now >= _SETTLED:
             self._first = self._kept[-1]
 
@@ -62,8 +63,10 @@ class Copies:
         etcd = self._world.etcd
         if not self._kept or etcd is None:
             return False
+        kept = self._copy(age)
+        self._drop_later(kept)
         etcd.kill()
-        etcd.set_back(self._copy(age).etcd)
+        etcd.set_back(kept.etcd)
         etcd.start()
         return True
 
@@ -72,6 +75,7 @@ class Copies:
         if not self._kept:
             return False
         backing, kept = self._backing, self._copy(age)
+        self._drop_later(kept)
         # Copied again: it may be fallen back to once more.
         backing._shards, backing._records, backing._queues = kept.shards, kept.records, kept.queues
         backing._shards, backing._records, backing._queues = self._store()
@@ -84,6 +88,15 @@ class Copies:
         if age % 3 == 0 and self._first is not None:
             return self._first
         return self._kept[-1 - age % len(self._kept)]
+
+    def _drop_later(self, kept: _Copy) -> None:
+        """Forget the copies that were taken after one: what they show is not what becomes of that one."""
+        while self._kept and self._kept[-1].at > kept.at:
+            self._kept.pop()
+        if not self._kept:
+            self._kept.append(kept)
+        if self._first is not None and self._first.at > kept.at:
+            self._first = kept
 
     def _store(self) -> tuple[dict[Any, Any], dict[TaskKey, Any], set[tuple[str, str]]]:
         backing = self._backing

@@ -30,6 +30,8 @@ _JUMPS: Final = (-8_000, -1_500, -200, -10, 10, 200, 1_500, 8_000)
 _STORE_JUMPS: Final = (-3_600_000, -3_000, -400, -10, 10, 400, 3_000, 3_600_000)
 _PATIENCE: Final = 4 * bounds.SECOND
 """How long a fault waits for its moment; then it strikes without."""
+_TAKEN_ANEW: Final = 15 * bounds.SECOND
+"""By then the shards of a store that has fallen back were taken again."""
 
 
 class Faults:
@@ -44,6 +46,7 @@ class Faults:
         self._armed: dict[str, list[FaultPlan]] = {}
         self._held_back: dict[str, Micros] = {}
         self._is_stopped = False
+        self._fell_back_at: Micros = -_TAKEN_ANEW
 
     def schedule(self) -> None:
         """Let all strike when it is time."""
@@ -158,7 +161,11 @@ class Faults:
         return sum(self._trouble_link(fault, address, trouble) for address in self._world.links) > 0
 
     def _fall_back(self, fault: FaultPlan) -> bool:
-        return self._world.copies.fall_back(fault.target)
+        # If both have forgotten, nobody knows which epochs were given.
+        if self._world.operator.is_at_work or not self._world.copies.fall_back(fault.target):
+            return False
+        self._fell_back_at = self._world.loop.now
+        return True
 
     def _trouble_link(self, fault: FaultPlan, address: str, trouble: Trouble) -> bool:
         link = self._world.links[address]
@@ -278,7 +285,10 @@ class Faults:
     # Etcd.
 
     def _restore_etcd(self, fault: FaultPlan) -> bool:
-        if self._world.operator.is_at_work or not self._world.copies.restore_etcd(fault.target):
+        has_just_fallen_back = self._world.loop.now < self._fell_back_at + _TAKEN_ANEW
+        if has_just_fallen_back or self._world.operator.is_at_work:
+            return False
+        if not self._world.copies.restore_etcd(fault.target):
             return False
         self._world.operator.call()
         return True

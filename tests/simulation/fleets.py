@@ -161,6 +161,9 @@ class Assembly:
             node = world.nodes[address]
             if address in self._broken or not (node.has_ended or node.process.is_dead):
                 continue
+            if node.is_refused:
+                world.operator.call()
+                return
             ended_at = self._ended_at.setdefault(node, world.loop.now)
             if world.loop.now >= ended_at + _RESTART and not world.faults.holds_back(address):
                 del self._ended_at[node]

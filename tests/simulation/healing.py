@@ -16,7 +16,7 @@ from duecourse.server.leadership.membership import JOIN_MARGIN
 if TYPE_CHECKING:
     from simulation.world import World
 
-STEP: Final = 100 * bounds.MILLISECOND
+STEP: Final = 200 * bounds.MILLISECOND
 _RECONNECT_BOUND: Final = 15 * bounds.SECOND
 _LEADERSHIP_BOUND: Final = 10 * bounds.SECOND
 """Beyond a session's time, since all was healed or a shard was last led."""
@@ -64,7 +64,8 @@ class Healing:
 
     async def _rest(self, clock: MachineClock) -> None:
         """Check that every node has the very credit that workers say is out, once nothing is under way any more."""
-        until = self._world.loop.now + _SETTLES_WITHIN
+        # A stream that was lost silently just before may be noticed only now.
+        until = max(self._world.loop.now, self._reconnected_by) + _SETTLES_WITHIN
         while missing := self._unequal():
             if self._world.loop.now > until:
                 self._checker.fail("P9", f"credit is lost: {'; '.join(missing)}")

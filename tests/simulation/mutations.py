@@ -257,8 +257,8 @@ MUTATIONS: Final = (
     Mutation(
         "a new session without the keys of the old one",
         f"{_SERVER}/leadership/session.py",
-        "        for key, value in list(self._kept.items()):\n",
-        "        for key, value in [self._kept.popitem() for _ in range(len(self._kept))]:\n",
+        "        for key, kept in list(self._kept.items()):\n",
+        "        for key, kept in [self._kept.popitem() for _ in range(len(self._kept))]:\n",
     ),
     Mutation(
         "answers of several nodes put together in the wrong order",

@@ -29,6 +29,7 @@ from duecourse.server.leadership.clustered import Clustered
 from duecourse.server.leadership.identity import IdentityRefused
 from duecourse.server.leadership.solo import Solo
 from duecourse.server.leadership.vigil import Vigil
+from duecourse.server.maintenance import audit
 from duecourse.server.rpc import ClusterDescription, NodeDescription, registration
 from duecourse.server.rpc.surfaces import Behind, Surface, Surfaces
 from duecourse.server.scheduler import Options, Scheduler
@@ -41,6 +42,7 @@ _PORT: Final = 7400
 _PEER_PORT: Final = 7401
 _DRAIN: Final = 5 * bounds.SECOND
 _STEP: Final = 5 * bounds.MILLISECOND
+_AUDITED_EVERY: Final = 7 * bounds.SECOND
 _Result = TypeVar("_Result")
 
 
@@ -73,7 +75,7 @@ class Node:
         """Of its machine."""
         self.has_ended = False
         self.is_refused = False
-        """Whether etcd and the store did not agree on the cluster."""
+        """Whether etcd and the store did not agree on the cluster, and nobody has done anything about it yet."""
         self.scheduler: Scheduler | None = None
         self.metrics = Metrics(node_id=address)
         self._cluster_clock = ClusterClock(store, clock, address, self.metrics, self._others_offsets)
@@ -156,6 +158,7 @@ class Node:
             client=client,
             clock=self.clock,
             keys=KEYS,
+            incarnation=self.process.name,
             session=self._setup.session,
             is_refused=vigil.is_refused,
             wall_clock_offset=self._cluster_clock.wall_clock_offset,
@@ -186,6 +189,7 @@ class Node:
         scheduler.start(rooms)
         if self._vigil is not None:
             rooms.create_task(self._vigil.run(), name="vigil")
+        rooms.create_task(self._audit(scheduler), name="audit")
         await self._told_to_end.wait()
         until = self.clock.elapsed() + _DRAIN
         await scheduler.hand_over(until)
@@ -193,6 +197,12 @@ class Node:
         await scheduler.finish_drain(until)
         await surfaces.close()
         raise _Stopped
+
+    async def _audit(self, scheduler: Scheduler) -> Never:
+        """Audit as the node itself does, but more often than a run is long."""
+        while True:
+            await self.clock.sleep(_AUDITED_EVERY)
+            await audit.once(self._store, scheduler.loop)
 
     def _listen(self, scheduler: Scheduler, rows: Sequence[ShardRow]) -> Surfaces:
         """Serve clients, workers and the other nodes, and tell the others where."""

@@ -217,7 +217,7 @@ def draw(seed: int, kind: Kind = Kind.CLUSTER) -> Plan:
     """Draw the plan of a seed."""
     source = random.Random(f"{seed} plan" if kind is Kind.SOLO else f"{seed} {kind} plan")
     setup = _setup(source, kind)
-    tasks = [_task(source, number, setup) for number in range(source.randint(100, 140 if kind is Kind.SOLO else 115))]
+    tasks = [_task(source, number, setup) for number in range(source.randint(100, 140 if kind is Kind.SOLO else 105))]
     faults = sorted((_fault(source, setup) for _ in range(source.randint(5, 12))), key=lambda fault: fault.at)
     return Plan(seed=seed, setup=setup, tasks=tasks, faults=faults)
 
@@ -243,7 +243,7 @@ def _setup(source: random.Random, kind: Kind) -> Setup:
         retention=source.choice((bounds.HOUR, bounds.HOUR, 5 * bounds.SECOND)),
         step=source.choice((1, 5, 40)),
         is_shuffled=source.random() < 0.5,
-        duration=source.randint(*((30, 45) if is_solo else (22, 30))) * bounds.SECOND,
+        duration=source.randint(*((30, 45) if is_solo else (20, 27))) * bounds.SECOND,
         leaves_paused=source.random() < 0.5,
         leaving=Leaving.NOTHING if is_solo else source.choice((Leaving.NOTHING, *Leaving)),
     )
@@ -259,7 +259,8 @@ def _task(source: random.Random, number: int, setup: Setup) -> TaskPlan:
         else source.randrange(span)
     )
     is_batched = source.random() < 0.4
-    run_at, delay = _when(source, submit_at, burst, span)
+    latest = (20 if setup.kind is Kind.SOLO else 12) * bounds.SECOND
+    run_at, delay = _when(source, submit_at, burst, span, latest)
     due = submit_at if run_at is None else max(run_at, submit_at)
     has_deadline = source.random()
     is_plain = setup.is_narrow and source.random() < 0.8
@@ -289,7 +290,9 @@ def _task(source: random.Random, number: int, setup: Setup) -> TaskPlan:
     )
 
 
-def _when(source: random.Random, submit_at: Micros, burst: int, span: Micros) -> tuple[Micros | None, Micros | None]:
+def _when(
+    source: random.Random, submit_at: Micros, burst: int, span: Micros, latest: Micros
+) -> tuple[Micros | None, Micros | None]:
     draw = source.random()
     if draw < 0.25:
         return None, None
@@ -298,7 +301,7 @@ def _when(source: random.Random, submit_at: Micros, burst: int, span: Micros) ->
     if draw < 0.7:
         return span * burst // 8 + bounds.SECOND, None
     if draw < 0.95:
-        return submit_at + source.randrange(20 * bounds.SECOND), None
+        return submit_at + source.randrange(latest), None
     return submit_at - bounds.MINUTE, None
 
 

@@ -24,12 +24,14 @@ class Operator:
     def __init__(self, world: "World") -> None:
         self.is_at_work = False
         self._world = world
+        self._calls = 0
 
     def call(self) -> None:
         """Have all nodes stopped after a while, the store bound to etcd anew, and nodes started again."""
         if not self.is_at_work:
             self.is_at_work = True
-            self._world.loop.process("operator").spawn(self._rebind(), "rebind")
+            self._calls += 1
+            self._world.loop.process(f"operator#{self._calls}").spawn(self._rebind(), "rebind")
 
     async def _rebind(self) -> None:
         world = self._world
@@ -49,4 +51,6 @@ class Operator:
                 except (EtcdError, StoreUnavailable):
                     await clock.sleep(bounds.SECOND)
         world.checker.coverage["store rebound"] += 1
+        for node in world.nodes.values():
+            node.is_refused = False
         self.is_at_work = False

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from simulation.loop import Process
 
@@ -129,7 +129,7 @@ class Link:
         draw = self._random.random()
         if self.trouble is Trouble.SLOW:
             return int(draw**3 * 4 * bounds.SECOND)
-        return int(100 + draw * 900) if draw < 0.97 else int(draw * 30 * bounds.MILLISECOND)
+        return int(400 + draw * 300) if draw < 0.97 else int(draw * 30 * bounds.MILLISECOND)
 
     def loses(self) -> bool:
         """Draw whether a connection breaks now."""
@@ -322,59 +322,82 @@ class SimulatedStore:
         """Send an operation and wait for its answer."""
         if self._process is not None and self._process.is_dead:
             raise _NotApplied("the process is dead")
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[_T] = loop.create_future()
-        link = self._link
-
-        def later(delay: Micros, call: Callable[[], None]) -> None:
-            loop.call_later(delay / bounds.SECOND, call, context=self._world)
-
-        def reply(result: _T) -> None:
-            later(link.delay(), lambda: None if answer.done() else answer.set_result(result))
-
-        def fail(error: Exception) -> None:
-            later(link.delay(), lambda: None if answer.done() else answer.set_exception(error))
-
-        def note(what: str) -> None:
-            self._observer.happened(f"store {what}", self._process)
-
-        def arrive_late() -> None:
-            note("late")
-            apply()
-
-        def arrive() -> None:
-            if link.trouble is Trouble.FROZEN:
-                note("held")
-                link.hold(arrive)
-            elif link.trouble is Trouble.UNREACHABLE or (link.trouble is Trouble.REFUSING and is_write):
-                note("not applied")
-                fail(_NotApplied(f"the store is {link.trouble}"))
-            elif link.loses():
-                note("lost before")
-                if not link.lingers():
-                    fail(_NoAnswer("the connection broke"))
-                elif is_write:
-                    later(link.late(), arrive_late)
-            else:
-                result = apply()
-                if not link.loses():
-                    reply(result)
-                    return
-                note("lost after")
-                if not link.lingers():
-                    fail(_NoAnswer("the connection broke"))
-
-        later(link.delay(), arrive)
-        limit = loop.call_later(timeout / bounds.SECOND, self._give_up, answer)
+        operation = _Operation(self, apply, is_write=is_write)
+        operation.send(timeout)
         try:
-            return await answer
+            return await operation.answer
         finally:
-            limit.cancel()
+            operation.limit.cancel()
 
-    def _give_up(self, answer: "asyncio.Future[Any]") -> None:
-        if not answer.done():
-            self._observer.happened("store no answer in time", self._process)
-            answer.set_exception(_NoAnswer("no answer in time"))
+
+class _Operation(Generic[_T]):
+    """Something that was asked of the store: on its way, at the store, or on its way back."""
+
+    __slots__ = ("_apply", "_is_write", "_link", "_loop", "_store", "answer", "limit")
+
+    def __init__(self, store: SimulatedStore, apply: Callable[[], _T], *, is_write: bool) -> None:
+        self._store = store
+        self._link = store._link
+        self._apply = apply
+        self._is_write = is_write
+        self._loop = loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[_T] = loop.create_future()
+        self.limit: asyncio.TimerHandle
+
+    def send(self, timeout: Micros) -> None:
+        """Send it; its sender waits so long for an answer."""
+        self._later(self._link.delay(), self.arrive)
+        self.limit = self._loop.call_later(timeout / bounds.SECOND, self._give_up)
+
+    def arrive(self) -> None:
+        """Be applied, or not, and answered, or not, as the link has it."""
+        link = self._link
+        if link.trouble is Trouble.FROZEN:
+            self._note("held")
+            link.hold(self.arrive)
+        elif link.trouble is Trouble.UNREACHABLE or (link.trouble is Trouble.REFUSING and self._is_write):
+            self._note("not applied")
+            self._fail(_NotApplied(f"the store is {link.trouble}"))
+        elif link.loses():
+            self._note("lost before")
+            if not link.lingers():
+                self._fail(_NoAnswer("the connection broke"))
+            elif self._is_write:
+                self._later(link.late(), self._arrive_late)
+        else:
+            result = self._apply()
+            if not link.loses():
+                self._later(link.delay(), self._succeed, result)
+                return
+            self._note("lost after")
+            if not link.lingers():
+                self._fail(_NoAnswer("the connection broke"))
+
+    def _arrive_late(self) -> None:
+        self._note("late")
+        self._apply()
+
+    def _succeed(self, result: _T) -> None:
+        if not self.answer.done():
+            self.answer.set_result(result)
+
+    def _fail(self, error: Exception) -> None:
+        self._later(self._link.delay(), self._raise, error)
+
+    def _raise(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def _give_up(self) -> None:
+        if not self.answer.done():
+            self._note("no answer in time")
+            self.answer.set_exception(_NoAnswer("no answer in time"))
+
+    def _note(self, what: str) -> None:
+        self._store._observer.happened(f"store {what}", self._store._process)
+
+    def _later(self, delay: Micros, call: Callable[..., None], *args: Any) -> None:
+        self._loop.call_later(delay / bounds.SECOND, call, *args, context=self._store._world)
 
 
 def _now(method: Coroutine[Any, Any, _T]) -> _T:

@@ -10,6 +10,7 @@ import traceback
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from simulation import machine
@@ -34,6 +35,8 @@ from duecourse.server.storage import TaskQuery
 from duecourse.server.storage.memory import MemoryStore
 
 _ALARMS: Final = frozenset(("shard_failed", "unexpected_error", "protocol violated", "write_set_aside"))
+_CALLS_FOR_OPERATOR: Final = frozenset(("shard_foreign", "store_ahead_of_etcd"))
+_REPAIRED_WITHIN: Final = 2 * bounds.MINUTE
 _AFTERMATH: Final = 3 * bounds.SECOND
 """How long what a fault has done goes on after it."""
 
@@ -68,17 +71,33 @@ class Result:
 
 def run(plan: Plan, *, is_verbose: bool = False) -> Result:
     """Run a plan."""
+    _freeze_once()
     gc.disable()
     try:
-        world = World(plan, is_verbose=is_verbose)
-        with machine.replaced(world.network, plan.seed, world.log, is_verbose=is_verbose):
-            try:
-                world.loop.run(world.live())
-            except Deadlock:
-                world.checker.fail("L1", "nothing can run any more")
-        return world.result()
+        return _run(plan, is_verbose=is_verbose)
     finally:
+        gc.collect()
         gc.enable()
+
+
+@cache
+def _freeze_once() -> None:
+    """Have the collector pass over what is there before any run.
+
+    Nothing of a run is garbage before its end, and then nearly all is, so that it is collected once.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _run(plan: Plan, *, is_verbose: bool) -> Result:
+    world = World(plan, is_verbose=is_verbose)
+    with machine.replaced(world.network, plan.seed, world.log, is_verbose=is_verbose):
+        try:
+            world.loop.run(world.live())
+        except Deadlock:
+            world.checker.fail("L1", "nothing can run any more")
+    return world.result()
 
 
 class World:
@@ -129,6 +148,8 @@ class World:
         if name in _ALARMS and not process.is_dead and not is_excused:
             error = event.get("exc_info")
             self.checker.fail("S20", f"{process} logs {name}: {_fields(event)} {_describe(error)}")
+        if name in _CALLS_FOR_OPERATOR:
+            self.operator.call()
         self.note(process.name, f"log {name} {_fields(event)}")
 
     # What faults do to it.
@@ -190,6 +211,11 @@ class World:
             self.watch_over()
             if self.loop.now >= setup.duration:
                 self.faults.stop()
+                if self.etcd is not None:
+                    # The operator needs it.
+                    self.etcd.heal()
+            if self.loop.now > setup.duration + _REPAIRED_WITHIN:
+                self.checker.fail("L4", "the operator has not brought the nodes back")
         if self.is_sound():
             self._heal()
             await Healing(self).watch(clock)

@@ -130,6 +130,7 @@ def _node_object(cluster: "Cluster", node: "Node") -> dict[str, Any]:
         "ready_tasks": node.ready_tasks,
         "oldest_ready_age_s": node.oldest_ready_age.total_seconds(),
         "worker_streams": node.worker_streams,
+        "incarnation": node.incarnation,
         "wall_clock_offset_s": node.wall_clock_offset.total_seconds(),
         "clock_uncertainty_s": node.clock_uncertainty.total_seconds(),
     }

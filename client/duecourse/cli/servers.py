@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duecourse.cli import exits, extras
+from duecourse.cli import connection, exits, extras
 
 if TYPE_CHECKING:
     from duecourse.server.config_listing import Setting
@@ -34,6 +34,7 @@ _EXIT_CODES = (
 
 def server(context: typer.Context) -> None:
     """Run a scheduler node."""
+    connection.quieten()
     with extras.needed("server", "runs a node"):
         from duecourse.server import config_listing
 

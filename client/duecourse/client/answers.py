@@ -83,6 +83,7 @@ def _node(message: cluster_service_pb2.Node) -> cluster.Node:
         clock_uncertainty=_duration(message.clock_uncertainty),
         ready_tasks=message.ready_tasks,
         oldest_ready_age=_duration(message.oldest_ready_age),
+        incarnation=message.incarnation,
         worker_streams=message.worker_streams,
     )
 

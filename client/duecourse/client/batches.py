@@ -13,7 +13,7 @@ from typing import Final
 
 from duecourse.client import errors, requests, tasks
 from duecourse.client.retry import Caller, Patience
-from duecourse.client.routing import Route, Router
+from duecourse.client.routing import Call, Route, Router
 from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros
 from duecourse.v1 import task_service_pb2
@@ -52,8 +52,10 @@ class Submission:
     async def run(self, caller: Caller, in_flight: int, timeout: Micros) -> list[Result]:
         """Submit everything; return one result a task, in order."""
         async with asyncio.TaskGroup() as group:
-            for lane in range(in_flight):
-                group.create_task(self._lane(caller, timeout), name=f"submit-{lane}")
+            lanes = [group.create_task(self._lane(caller, timeout), name=f"submit-{lane}") for lane in range(in_flight)]
+        if any(lane.cancelled() for lane in lanes):
+            # Its calls were cancelled with the client. A group takes that for something that was wanted.
+            raise asyncio.CancelledError
         return self._results
 
     async def _lane(self, caller: Caller, timeout: Micros) -> None:
@@ -148,9 +150,9 @@ class Submission:
         """Send a request and record its answers; return what is to be sent again."""
         asked: list[Route] = []
 
-        async def attempt(route: Route, seconds: float) -> task_service_pb2.SubmitTasksResponse:
+        def attempt(route: Route, seconds: float) -> Call[task_service_pb2.SubmitTasksResponse]:
             asked.append(route)
-            return await route.tasks.SubmitTasks(batch.request, timeout=seconds)
+            return route.tasks.SubmitTasks(batch.request, timeout=seconds)
 
         try:
             response = await caller.call(attempt, patience, batch.slot)

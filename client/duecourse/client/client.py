@@ -16,7 +16,7 @@ from duecourse.client import answers, batches, errors, requests, tasks
 from duecourse.client.cluster import Cluster
 from duecourse.client.following import follow
 from duecourse.client.retry import Caller
-from duecourse.client.routing import Route, Router
+from duecourse.client.routing import Call, Route, Router
 from duecourse.model import bounds, slots
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import Clock, SystemClock
@@ -84,8 +84,8 @@ class Client:
         task_id, _ = requests.write_task(request.task, task)
         requests.check_size(request.task)
 
-        async def attempt(route: Route, seconds: float) -> task_service_pb2.SubmitTaskResponse:
-            return await route.tasks.SubmitTask(request, timeout=seconds)
+        def attempt(route: Route, seconds: float) -> Call[task_service_pb2.SubmitTaskResponse]:
+            return route.tasks.SubmitTask(request, timeout=seconds)
 
         try:
             patience = self._caller.patience(self._micros(timeout), changes=True)
@@ -119,11 +119,12 @@ class Client:
 
     async def get(self, task_id: str, *, full: bool = False, timeout: timedelta | None = None) -> tasks.Task:
         """Read a task; with `full` also its payload, its result and its attempts."""
+        self._follow()
         view = task_pb2.TASK_VIEW_FULL if full else task_pb2.TASK_VIEW_BASIC
         request = task_service_pb2.GetTaskRequest(namespace=self._namespace, task_id=task_id, view=view)
 
-        async def attempt(route: Route, seconds: float) -> task_service_pb2.GetTaskResponse:
-            return await route.tasks.GetTask(request, timeout=seconds)
+        def attempt(route: Route, seconds: float) -> Call[task_service_pb2.GetTaskResponse]:
+            return route.tasks.GetTask(request, timeout=seconds)
 
         try:
             response = await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=False))
@@ -141,10 +142,11 @@ class Client:
         timeout: timedelta | None = None,
     ) -> tasks.TaskPage:
         """Read one page of the tasks that are wanted, in the order of their ids."""
+        self._follow()
         request = requests.list_tasks(self._namespace, wanted, page_size, page_token)
 
-        async def attempt(route: Route, seconds: float) -> task_service_pb2.ListTasksResponse:
-            return await route.tasks.ListTasks(request, timeout=seconds)
+        def attempt(route: Route, seconds: float) -> Call[task_service_pb2.ListTasksResponse]:
+            return route.tasks.ListTasks(request, timeout=seconds)
 
         response = await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=False))
         return answers.page(response)
@@ -191,8 +193,8 @@ class Client:
             requests.write_duration(request.wait, wait)
             waits = min(_to_micros(wait), bounds.MAX_CANCEL_WAIT)
 
-        async def attempt(route: Route, seconds: float) -> task_service_pb2.CancelTaskResponse:
-            return await route.tasks.CancelTask(request, timeout=seconds)
+        def attempt(route: Route, seconds: float) -> Call[task_service_pb2.CancelTaskResponse]:
+            return route.tasks.CancelTask(request, timeout=seconds)
 
         patience = self._caller.patience(
             self._micros(timeout) + waits, changes=True, at_least=waits + bounds.COMMIT_TIMEOUT
@@ -209,8 +211,8 @@ class Client:
         self._follow()
         request = cluster_service_pb2.GetClusterRequest()
 
-        async def attempt(route: Route, seconds: float) -> cluster_service_pb2.GetClusterResponse:
-            return await route.cluster.GetCluster(request, timeout=seconds)
+        def attempt(route: Route, seconds: float) -> Call[cluster_service_pb2.GetClusterResponse]:
+            return route.cluster.GetCluster(request, timeout=seconds)
 
         response = await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=False))
         return answers.describe_cluster(response)
@@ -219,8 +221,8 @@ class Client:
         """Have a node hand its shards over and end; returns once it has begun. Asking again is harmless."""
         request = cluster_service_pb2.DrainNodeRequest(node_id=node_id)
 
-        async def attempt(route: Route, seconds: float) -> cluster_service_pb2.DrainNodeResponse:
-            return await route.cluster.DrainNode(request, timeout=seconds)
+        def attempt(route: Route, seconds: float) -> Call[cluster_service_pb2.DrainNodeResponse]:
+            return route.cluster.DrainNode(request, timeout=seconds)
 
         await self._caller.call(attempt, self._caller.patience(self._micros(timeout), changes=True))
 

@@ -34,6 +34,8 @@ class Node:
     """How long the oldest of them has been due."""
     worker_streams: int = 0
     """How many worker streams are open to it."""
+    incarnation: str = ""
+    """Names the start of its process: another one after each restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

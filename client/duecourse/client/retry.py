@@ -3,17 +3,19 @@
 A call has one deadline for all its tries. A try gets half of the time that is left, so that a lost answer leaves time
 to ask again, and none is begun that could hardly be answered any more: it would only turn a certain failure into an
 uncertain one. What is sent again is the same request with the same ids. Waits double and are drawn at random; a server
-that names a delay is not asked before it is over.
+that names a delay is not asked before it is over. A call that is given up since its leader was replaced has lost its
+answer.
 """
 
+import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import grpc
 
 from duecourse.client import errors
-from duecourse.client.routing import Route, Router
+from duecourse.client.routing import Call, Route, Router
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.timing import backoff
@@ -90,24 +92,39 @@ class Caller:
         return Patience(self._clock, timeout, self._source, changes=changes, at_least=at_least)
 
     async def call(
-        self, attempt: Callable[[Route, float], Awaitable[_Answer]], patience: Patience, slot: int | None = None
+        self, attempt: Callable[[Route, float], Call[_Answer]], patience: Patience, slot: int | None = None
     ) -> _Answer:
         """Call `attempt` with a way and a time-out in seconds until it answers; raise what all tries came to.
 
         With a `slot` the way is that to its leader.
         """
         hint = ""
+        cancelled_before = _times_cancelled()
         while True:
             route = self._router.pick(slot, hint)
-            route.calls += 1
+            cause: BaseException
+            failure: errors.DuecourseError
+            call = attempt(route, patience.try_seconds())
+            self._router.begin(route, call, slot)
             try:
-                return await attempt(route, patience.try_seconds())
+                return await call
             except grpc.aio.AioRpcError as error:
-                failure = errors.from_call(error, route.address)
-                hint = failure.metadata.get("leader", "") if failure.reason == _NOT_LEADER else ""
-                if failure.is_worth_retrying and not isinstance(failure, errors.Overloaded):
-                    self._router.avoid(route)
-                if not await patience.allows_retry(failure):
-                    raise patience.verdict(failure) from error
+                cause, failure = error, errors.from_call(error, route.address)
+            except asyncio.CancelledError as cancelled:
+                if _times_cancelled() > cancelled_before or not self._router.has_given_up(call):
+                    raise
+                cause = cancelled
+                failure = errors.OutcomeUncertain(f"{route.address} did not answer before another node took its place")
             finally:
-                route.calls -= 1
+                self._router.end(route, call)
+            hint = failure.metadata.get("leader", "") if failure.reason == _NOT_LEADER else ""
+            if failure.is_worth_retrying and not isinstance(failure, errors.Overloaded):
+                self._router.avoid(route, is_silent=isinstance(failure, errors.OutcomeUncertain))
+            if not await patience.allows_retry(failure):
+                raise patience.verdict(failure) from cause
+
+
+def _times_cancelled() -> int:
+    """Count how often the caller's task was cancelled: what still cleans up after that may make calls, too."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()

@@ -5,11 +5,15 @@ and what changes a task goes straight to its leader, if the leader can be reache
 mean nothing where the client is, behind a load balancer or a translation of addresses. So a leader is called only over
 a connection that stands already. Everything else goes to one node, a seed if any serves, until it turns out not to;
 then to the next. Any node carries out any call, so that a wrong choice costs time and nothing else.
+
+A call that waits for a leader's answer while another node takes its place is given up, to be sent there: the one that
+was asked may have fallen silent, and its connection takes long to be found dead.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+import asyncio
+from collections.abc import Awaitable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
 
 import grpc
 
@@ -20,6 +24,8 @@ from duecourse.timing.clock import Clock
 from duecourse.v1 import cluster_service_pb2, cluster_service_pb2_grpc, task_service_pb2_grpc
 
 _SHUNNED_FOR: Final = 2 * bounds.SECOND
+_LAST_ANSWERS: Final = 500 * bounds.MILLISECOND
+"""A leader that hands a shard over answers what it was asked before within this time."""
 _OPTIONS: Final = (
     # A page of a thousand tasks may carry a lot of headers and labels.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
@@ -27,12 +33,29 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A name that leads elsewhere after a restart would be looked up again after half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Notices a connection that was dropped without a word while a call waits on it.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # No such ping is sent while one that measures the bandwidth is out, which would be waited for for a minute.
     ("grpc.http2.ping_timeout_ms", 5_000),
 )
+
+
+_Answer = TypeVar("_Answer", covariant=True)
+
+
+class Cancellable(Protocol):
+    """A call under way, or a stream, as `grpc.aio` makes them."""
+
+    def cancel(self) -> bool:
+        """Give it up: whoever awaits or reads it gets CancelledError."""
+        ...
+
+
+class Call(Cancellable, Awaitable[_Answer], Protocol[_Answer]):
+    """A call under way that has one answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +70,10 @@ class Route:
     """How many are under way."""
     shunned_until: Micros = 0
     """An elapsed time: a call has failed here."""
+    waiting: dict[Call[object], int] = field(default_factory=dict)
+    """The calls that await an answer of the node as the leader of a slot, with that slot."""
+    telling: Cancellable | None = None
+    """The call by which the node tells of the cluster, if it is the one that does."""
 
     def is_connected(self) -> bool:
         """Tell whether a connection stands; if not, one is begun."""
@@ -65,6 +92,7 @@ class Router:
         self._current = self._seeds[0]
         self._routes: dict[str, Route] = {}
         self._map: ShardMap | None = None
+        self._given_up: set[Call[object]] = set()
 
     @property
     def has_several(self) -> bool:
@@ -84,8 +112,30 @@ class Router:
                 return route
         return self._route(self._current)
 
-    def avoid(self, route: Route) -> None:
-        """Take another way from now on: a call has failed on this one."""
+    def begin(self, route: Route, call: Call[object], slot: int | None) -> None:
+        """Note that a call is under way."""
+        route.calls += 1
+        if slot is not None and self.leader(slot) == route.address:
+            route.waiting[call] = slot
+
+    def end(self, route: Route, call: Call[object]) -> None:
+        """Note that a call has ended."""
+        route.calls -= 1
+        route.waiting.pop(call, None)
+        self._given_up.discard(call)
+
+    def has_given_up(self, call: Call[object]) -> bool:
+        """Tell whether a call was cancelled here, since another node leads its slot now."""
+        return call in self._given_up
+
+    def avoid(self, route: Route, *, is_silent: bool = False) -> None:
+        """Take another way from now on: a call has failed on this one, and was not even answered if it `is_silent`.
+
+        Who does not answer may not tell of the cluster any more either: another node is asked to.
+        """
+        was_shunned = route.shunned_until > self._clock.elapsed()
+        if is_silent and not was_shunned and route.telling is not None:
+            route.telling.cancel()
         route.shunned_until = self._clock.elapsed() + _SHUNNED_FOR
         if route.address == self._current:
             self._current = self.after(route.address)
@@ -115,12 +165,31 @@ class Router:
         for address in self._routes.keys() - set(places):
             if not self._routes[address].calls:
                 await self._routes.pop(address).channel.close()
+        replaced = list(self._replaced())
+        if replaced:
+            asyncio.get_running_loop().call_later(_LAST_ANSWERS / bounds.SECOND, self._give_up, replaced)
 
     async def close(self) -> None:
         """Close all channels; calls in flight are cancelled."""
         routes, self._routes = self._routes, {}
         for route in routes.values():
             await route.channel.close()
+
+    def _replaced(self) -> Iterator[tuple[Route, Call[object]]]:
+        """Name the calls that await an answer of a node that another one has replaced."""
+        for route in self._routes.values():
+            for call, slot in route.waiting.items():
+                leader = "" if self._map is None else self._map.leader(slot)
+                if leader and leader != route.address:
+                    yield route, call
+
+    def _give_up(self, replaced: Collection[tuple[Route, Call[object]]]) -> None:
+        still = set(self._replaced())
+        for route, call in replaced:
+            if (route, call) in still:
+                del route.waiting[call]
+                self._given_up.add(call)
+                call.cancel()
 
     def _places(self) -> tuple[str, ...]:
         known = () if self._map is None else self._map.addresses

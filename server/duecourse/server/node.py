@@ -10,9 +10,10 @@ just ends. A second signal exits at once.
 import asyncio
 import gc
 import importlib.util
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib import metadata
 from typing import Any, Final, Never, TypeVar
 
@@ -29,7 +30,7 @@ from duecourse.server.leadership import DuplicateNode, Leadership, Member, Super
 from duecourse.server.leadership.clustered import Clustered
 from duecourse.server.leadership.identity import IdentityRefused
 from duecourse.server.leadership.solo import Solo
-from duecourse.server.leadership.vigil import Vigil
+from duecourse.server.leadership.vigil import NotFound, Vigil
 from duecourse.server.opening import Meeting
 from duecourse.server.rpc import ClusterDescription, NodeDescription
 from duecourse.server.rpc.server import Server, api_server, peer_server
@@ -50,6 +51,7 @@ EXIT_DUPLICATE_NODE: Final = 6
 _LIVE_WITHIN: Final[Micros] = 5 * bounds.SECOND
 _LOOK_INTERVAL: Final[Micros] = bounds.SECOND
 _REACHED_WITHIN: Final[Micros] = 5 * bounds.SECOND
+_NAMED_WITHIN: Final[Micros] = 20 * bounds.SECOND
 """A name may become known only a while after its node has started."""
 _STEP: Final[Micros] = 5 * bounds.MILLISECOND
 _KEPT_OF_DRAIN: Final = 5
@@ -61,7 +63,7 @@ _COLLECT_AFTER: Final = (100_000, 20, 100)
 
 _PARSER: Final = "upb"
 
-_WhyNot = Callable[[str], Awaitable[str | None]]
+_WhyNot = Callable[[str], Awaitable[NotFound | None]]
 """Tells why an address is none to name to others, if it is none."""
 
 _Result = TypeVar("_Result")
@@ -126,8 +128,10 @@ async def _make_node(settings: Settings, told_to_end: asyncio.Event, stack: Asyn
 
 
 async def _close(store: TaskStore) -> None:
-    async with asyncio.timeout(_CLOSE_LIMIT / bounds.SECOND):
-        await store.close()
+    # A store that is frozen takes no leave; what is open then ends with the process.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_LIMIT / bounds.SECOND):
+            await store.close()
 
 
 class _Ended(Exception):
@@ -151,6 +155,7 @@ class Node:
         self._meeting = meeting
         self._told_to_end = told_to_end
         self._version = metadata.version("duecourse")
+        self._incarnation = os.urandom(8).hex()
         self._address = settings.api_listen
         self._peer_address = ""
         metrics = Metrics(node_id=settings.node_id, version=self._version)
@@ -200,6 +205,7 @@ class Node:
             client=meeting.client,
             clock=local,
             keys=meeting.keys,
+            incarnation=self._incarnation,
             session=settings.session,
             settles=settings.placement_settles,
             is_refused=vigil.is_refused,
@@ -255,24 +261,33 @@ class Node:
 
     async def _check_address(self, setting: str, address: str, why_not: _WhyNot) -> None:
         """Refuse to name an address to others at which they surely do not find this node. Raises OSError."""
-        until = self._clock.elapsed() + _REACHED_WITHIN
-        while (why := await why_not(address)) is not None:
+        began = self._clock.elapsed()
+        told: NotFound | None = None
+        while (fault := await why_not(address)) is not None:
             if self._told_to_end.is_set():
                 raise _Ended
-            if self._clock.elapsed() > until:
+            if self._clock.elapsed() - began > (_NAMED_WITHIN if fault.is_name_unknown else _REACHED_WITHIN):
                 raise OSError(
-                    f"{setting}: {address} cannot be reached ({why}); set DUECOURSE_{setting.upper()} to where the"
-                    " others reach this node"
+                    f"{setting}: {address} cannot be reached ({fault.why}); set DUECOURSE_{setting.upper()} to where"
+                    " the others reach this node"
                 )
+            if fault != told:
+                told = fault
+                _log.info("address_not_reached", setting=setting, address=address, reason=fault.why)
             await self._clock.sleep(_LOOK_INTERVAL)
 
-    async def _why_no_peer_address(self, address: str) -> str | None:
+    async def _why_no_peer_address(self, address: str) -> NotFound | None:
         """Tell why an address surely leads the other nodes to nobody, or to another node."""
-        why = await vigil.why_unreachable(address)
-        if why is not None:
-            return why
+        fault = await vigil.why_unreachable(address)
+        if fault is not None:
+            return fault
         found = await self._surfaces.who_answers(address)
-        return None if found in (None, self._settings.node_id) else f"{found} answers there"
+        if found is None or found.incarnation == self._incarnation:
+            return None
+        is_twin = found.node_id == self._settings.node_id
+        return NotFound(
+            f"another node named {found.node_id} answers there" if is_twin else f"{found.node_id} answers there"
+        )
 
     async def _announce_ready(self, admin_port: int) -> None:
         while self._why_not_ready() is not None:
@@ -309,7 +324,13 @@ class Node:
     def _describe(self) -> ClusterDescription:
         offset = self._clock.wall_clock_offset()
         return self._scheduler.describe(
-            NodeDescription(self._settings.node_id, self._address, self._version, wall_clock_offset=offset)
+            NodeDescription(
+                self._settings.node_id,
+                self._address,
+                self._version,
+                wall_clock_offset=offset,
+                incarnation=self._incarnation,
+            )
         )
 
     def _why_not_ready(self) -> str | None:

@@ -22,7 +22,7 @@ from duecourse.worker.registry import Registry
 from duecourse.worker.runner import Ending, Runner
 from duecourse.worker.stream import Pump
 
-TICK: Final = 100 * bounds.MILLISECOND
+TICK: Final = 200 * bounds.MILLISECOND
 LAST_WORDS: Final = 2 * bounds.SECOND
 _STEP: Final = 5 * bounds.MILLISECOND
 

@@ -1,6 +1,7 @@
 """Pumps messages between the protocol machine and the node at one address over gRPC, and reopens the stream.
 
-Whatever ends a stream, it is opened again after a back-off, for as long as a stream at this address is wanted.
+Whatever ends a stream, it is opened again after a back-off, for as long as a stream at this address is wanted; after
+silence over a new connection, since the old one may be dead without anybody having been told.
 
 One reader, one writer. The writer takes all that waits at once, so that under load a message carries what gathered
 while the one before was written. A stream whose node was silent for two intervals, or took no message for as long, is
@@ -40,7 +41,11 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A name that leads elsewhere after a restart would be looked up again after half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
+    # A new channel is a new connection.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 _ENDED: Final = "ended"
@@ -74,6 +79,7 @@ class Pump:
         self._has_outgoing = asyncio.Event()
         self._writing_since: Micros | None = None
         self._was_serving = False
+        self._fell_silent = False
         self._told = ""
 
     @property
@@ -112,18 +118,21 @@ class Pump:
         is_stuck = self._writing_since is not None and now - self._writing_since > patience
         if is_stuck or self._protocol.is_silent(stream, now):
             _log.warning("stream silent", extra={"address": self.address, "is_stuck": is_stuck})
+            self._fell_silent = True
             call.cancel()
 
     async def run(self) -> None:
         """Open the stream again and again, as long as it is wanted."""
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            source = random.Random()
-            delays = backoff.delays(FIRST_RECONNECT, LONGEST_RECONNECT, source)
-            while self._is_wanted(self.address):
-                if await self._converse(channel):
-                    delays = backoff.delays(FIRST_RECONNECT, LONGEST_RECONNECT, source)
-                if self._is_wanted(self.address):
-                    await self._pause(channel, next(delays), source.randrange(FIRST_RECONNECT))
+        source = random.Random()
+        delays = backoff.delays(FIRST_RECONNECT, LONGEST_RECONNECT, source)
+        while self._is_wanted(self.address):
+            self._fell_silent = False
+            async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+                while self._is_wanted(self.address) and not self._fell_silent:
+                    if await self._converse(channel):
+                        delays = backoff.delays(FIRST_RECONNECT, LONGEST_RECONNECT, source)
+                    if self._is_wanted(self.address):
+                        await self._pause(channel, next(delays), source.randrange(FIRST_RECONNECT))
 
     async def _pause(self, channel: Channel, delay: Micros, spread: Micros) -> None:
         """Wait before the stream is opened again; no longer than it takes a node that was away to be there again."""

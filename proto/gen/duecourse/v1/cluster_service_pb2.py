@@ -25,31 +25,31 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"duecourse/v1/cluster_service.proto\x12\x0c\x64uecourse.v1\x1a\x1egoogle/protobuf/duration.proto\"\x13\n\x11GetClusterRequest\"\xb4\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x19\n\x11ineligible_reason\x18\x04 \x01(\t\x12\x10\n\x08\x61nswered\x18\x05 \x01(\x08\x12\x34\n\x11wall_clock_offset\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11\x63lock_uncertainty\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bready_tasks\x18\x08 \x01(\x03\x12\x33\n\x10oldest_ready_age\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0eworker_streams\x18\n \x01(\x05\"\xae\x01\n\x05Shard\x12\r\n\x05shard\x18\x01 \x01(\x05\x12\x11\n\tslot_from\x18\x02 \x01(\x05\x12\x12\n\nslot_until\x18\x03 \x01(\x05\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.duecourse.v1.ShardState\x12\x0e\n\x06leader\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x17\n\x0ftasks_in_memory\x18\x07 \x01(\x03\x12\x0e\n\x06leases\x18\x08 \x01(\x03\"\xa2\x01\n\x12GetClusterResponse\x12\x14\n\x0c\x63oordination\x18\x01 \x01(\t\x12\x16\n\x0e\x61nswering_node\x18\x02 \x01(\t\x12!\n\x05nodes\x18\x03 \x03(\x0b\x32\x12.duecourse.v1.Node\x12#\n\x06shards\x18\x04 \x03(\x0b\x32\x13.duecourse.v1.Shard\x12\x16\n\x0eworker_streams\x18\x05 \x01(\x05\"\x15\n\x13WatchClusterRequest\"^\n\x14WatchClusterResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.duecourse.v1.Node\x12#\n\x06shards\x18\x02 \x03(\x0b\x32\x13.duecourse.v1.Shard\"#\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x13\n\x11\x44rainNodeResponse*n\n\nShardState\x12\x1b\n\x17SHARD_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11SHARD_STATE_UNLED\x10\x01\x12\x17\n\x13SHARD_STATE_LOADING\x10\x02\x12\x13\n\x0fSHARD_STATE_LED\x10\x03\x32\x88\x02\n\x0e\x43lusterService\x12O\n\nGetCluster\x12\x1f.duecourse.v1.GetClusterRequest\x1a .duecourse.v1.GetClusterResponse\x12W\n\x0cWatchCluster\x12!.duecourse.v1.WatchClusterRequest\x1a\".duecourse.v1.WatchClusterResponse0\x01\x12L\n\tDrainNode\x12\x1e.duecourse.v1.DrainNodeRequest\x1a\x1f.duecourse.v1.DrainNodeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"duecourse/v1/cluster_service.proto\x12\x0c\x64uecourse.v1\x1a\x1egoogle/protobuf/duration.proto\"\x13\n\x11GetClusterRequest\"\xc9\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x19\n\x11ineligible_reason\x18\x04 \x01(\t\x12\x10\n\x08\x61nswered\x18\x05 \x01(\x08\x12\x34\n\x11wall_clock_offset\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11\x63lock_uncertainty\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bready_tasks\x18\x08 \x01(\x03\x12\x33\n\x10oldest_ready_age\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0eworker_streams\x18\n \x01(\x05\x12\x13\n\x0bincarnation\x18\x0b \x01(\t\"\xae\x01\n\x05Shard\x12\r\n\x05shard\x18\x01 \x01(\x05\x12\x11\n\tslot_from\x18\x02 \x01(\x05\x12\x12\n\nslot_until\x18\x03 \x01(\x05\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.duecourse.v1.ShardState\x12\x0e\n\x06leader\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x17\n\x0ftasks_in_memory\x18\x07 \x01(\x03\x12\x0e\n\x06leases\x18\x08 \x01(\x03\"\xa2\x01\n\x12GetClusterResponse\x12\x14\n\x0c\x63oordination\x18\x01 \x01(\t\x12\x16\n\x0e\x61nswering_node\x18\x02 \x01(\t\x12!\n\x05nodes\x18\x03 \x03(\x0b\x32\x12.duecourse.v1.Node\x12#\n\x06shards\x18\x04 \x03(\x0b\x32\x13.duecourse.v1.Shard\x12\x16\n\x0eworker_streams\x18\x05 \x01(\x05\"\x15\n\x13WatchClusterRequest\"^\n\x14WatchClusterResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.duecourse.v1.Node\x12#\n\x06shards\x18\x02 \x03(\x0b\x32\x13.duecourse.v1.Shard\"#\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x13\n\x11\x44rainNodeResponse*n\n\nShardState\x12\x1b\n\x17SHARD_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11SHARD_STATE_UNLED\x10\x01\x12\x17\n\x13SHARD_STATE_LOADING\x10\x02\x12\x13\n\x0fSHARD_STATE_LED\x10\x03\x32\x88\x02\n\x0e\x43lusterService\x12O\n\nGetCluster\x12\x1f.duecourse.v1.GetClusterRequest\x1a .duecourse.v1.GetClusterResponse\x12W\n\x0cWatchCluster\x12!.duecourse.v1.WatchClusterRequest\x1a\".duecourse.v1.WatchClusterResponse0\x01\x12L\n\tDrainNode\x12\x1e.duecourse.v1.DrainNodeRequest\x1a\x1f.duecourse.v1.DrainNodeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duecourse.v1.cluster_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SHARDSTATE']._serialized_start=935
-  _globals['_SHARDSTATE']._serialized_end=1045
+  _globals['_SHARDSTATE']._serialized_start=956
+  _globals['_SHARDSTATE']._serialized_end=1066
   _globals['_GETCLUSTERREQUEST']._serialized_start=84
   _globals['_GETCLUSTERREQUEST']._serialized_end=103
   _globals['_NODE']._serialized_start=106
-  _globals['_NODE']._serialized_end=414
-  _globals['_SHARD']._serialized_start=417
-  _globals['_SHARD']._serialized_end=591
-  _globals['_GETCLUSTERRESPONSE']._serialized_start=594
-  _globals['_GETCLUSTERRESPONSE']._serialized_end=756
-  _globals['_WATCHCLUSTERREQUEST']._serialized_start=758
-  _globals['_WATCHCLUSTERREQUEST']._serialized_end=779
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=781
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=875
-  _globals['_DRAINNODEREQUEST']._serialized_start=877
-  _globals['_DRAINNODEREQUEST']._serialized_end=912
-  _globals['_DRAINNODERESPONSE']._serialized_start=914
-  _globals['_DRAINNODERESPONSE']._serialized_end=933
-  _globals['_CLUSTERSERVICE']._serialized_start=1048
-  _globals['_CLUSTERSERVICE']._serialized_end=1312
+  _globals['_NODE']._serialized_end=435
+  _globals['_SHARD']._serialized_start=438
+  _globals['_SHARD']._serialized_end=612
+  _globals['_GETCLUSTERRESPONSE']._serialized_start=615
+  _globals['_GETCLUSTERRESPONSE']._serialized_end=777
+  _globals['_WATCHCLUSTERREQUEST']._serialized_start=779
+  _globals['_WATCHCLUSTERREQUEST']._serialized_end=800
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=802
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=896
+  _globals['_DRAINNODEREQUEST']._serialized_start=898
+  _globals['_DRAINNODEREQUEST']._serialized_end=933
+  _globals['_DRAINNODERESPONSE']._serialized_start=935
+  _globals['_DRAINNODERESPONSE']._serialized_end=954
+  _globals['_CLUSTERSERVICE']._serialized_start=1069
+  _globals['_CLUSTERSERVICE']._serialized_end=1333
 # @@protoc_insertion_point(module_scope)

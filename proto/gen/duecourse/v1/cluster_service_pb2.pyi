@@ -81,6 +81,7 @@ class Node(_message.Message):
     READY_TASKS_FIELD_NUMBER: _builtins.int
     OLDEST_READY_AGE_FIELD_NUMBER: _builtins.int
     WORKER_STREAMS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Its name, unique in the cluster."""
     address: _builtins.str
@@ -95,6 +96,8 @@ class Node(_message.Message):
     """How many tasks in its memory are due and wait for a worker."""
     worker_streams: _builtins.int
     """How many worker streams are open to it."""
+    incarnation: _builtins.str
+    """Names the start of its process: another one after each restart, and of each of two nodes that were given one name."""
     @_builtins.property
     def wall_clock_offset(self) -> _duration_pb2.Duration:
         """Its own wall clock minus the cluster clock. Informative: tasks fire by the cluster clock."""
@@ -120,10 +123,11 @@ class Node(_message.Message):
         ready_tasks: _builtins.int = ...,
         oldest_ready_age: _duration_pb2.Duration | None = ...,
         worker_streams: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock_uncertainty", b"clock_uncertainty", "oldest_ready_age", b"oldest_ready_age", "wall_clock_offset", b"wall_clock_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answered", b"answered", "clock_uncertainty", b"clock_uncertainty", "ineligible_reason", b"ineligible_reason", "node_id", b"node_id", "oldest_ready_age", b"oldest_ready_age", "ready_tasks", b"ready_tasks", "version", b"version", "wall_clock_offset", b"wall_clock_offset", "worker_streams", b"worker_streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answered", b"answered", "clock_uncertainty", b"clock_uncertainty", "incarnation", b"incarnation", "ineligible_reason", b"ineligible_reason", "node_id", b"node_id", "oldest_ready_age", b"oldest_ready_age", "ready_tasks", b"ready_tasks", "version", b"version", "wall_clock_offset", b"wall_clock_offset", "worker_streams", b"worker_streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

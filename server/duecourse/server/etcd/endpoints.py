@@ -25,6 +25,8 @@ _OPTIONS: Final = (
     # Despite its name, how long one try to connect may take.
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A name that leads elsewhere after a restart would be looked up again after half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # etcd answers pings that come more often than every 5 s with GOAWAY. Ours only back up the probes of the streams.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),

@@ -11,12 +11,14 @@ much again in the meantime cannot be told by its revision; the copy is right the
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, Never
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.etcd import keys
 from duecourse.server.etcd.client import EtcdClient
+from duecourse.server.etcd.duties import run_until
 from duecourse.server.etcd.errors import EtcdError
 from duecourse.server.etcd.transaction import KeyValue
 from duecourse.server.etcd.watch import Event, Watch
@@ -74,26 +76,22 @@ class Mirror:
 
     async def read(self) -> None:
         """Read everything once; for before it runs. Raises EtcdError."""
-        await self._reread()
+        with suppress(_WentBack):
+            await self._reread()
 
     async def run(self) -> Never:
         """Keep the copy current."""
         while True:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    watch = Watch(
-                        self._client,
-                        self._clock,
-                        *self._range,
-                        deliver=self._apply,
-                        reread=self._reread_for_watch,
-                        connected=self.reread_now,
-                    )
-                    group.create_task(watch.run(), name="etcd watch")
-                    group.create_task(self._reread_at_intervals(), name="etcd re-read")
-            except* _WentBack:
-                # The watch waited for revisions that will not come for long: begin anew.
-                pass
+            watch = Watch(
+                self._client,
+                self._clock,
+                *self._range,
+                deliver=self._apply,
+                reread=self._reread_for_watch,
+                connected=self.reread_now,
+            )
+            # A watch waits for revisions that will not come for long if etcd went back: then all begins anew.
+            await run_until(_WentBack, {"etcd watch": watch.run, "etcd re-read": self._reread_at_intervals})
 
     async def _reread_at_intervals(self) -> Never:
         while True:

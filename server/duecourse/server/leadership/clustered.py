@@ -10,8 +10,8 @@ is elected raises the shard's epoch in the store, and only that makes it the lea
   that it cannot load, so that others get them.
 - While etcd is silent, terms go on and nothing moves.
 
-Decisions are made when something has changed in etcd, and several times a second; they look at memory only. Beyond
-signs of life and re-reads, an idle node asks nothing of etcd.
+Decisions are made when something has changed in etcd, several times a second while something is to move, and else
+once a second; they look at memory only. Beyond signs of life and re-reads, an idle node asks nothing of etcd.
 """
 
 import asyncio
@@ -42,6 +42,7 @@ UNLED_SESSIONS: Final = 2
 """So many session times without a leader, and every eligible node stands for a shard."""
 
 _TICK: Final[Micros] = 200 * bounds.MILLISECOND
+"""How often is looked at what waits for a time to pass."""
 _STEP: Final[Micros] = 5 * bounds.MILLISECOND
 _CURRENT: Final[Micros] = 2 * REREAD_INTERVAL + bounds.SECOND
 """How old the last answered read of etcd may be for what it showed to be acted on."""
@@ -68,12 +69,16 @@ class Clustered:
         client: EtcdClient,
         clock: Clock,
         keys: Keys,
+        incarnation: str,
         session: Micros = DEFAULT_TTL,
         settles: Micros = bounds.PLACEMENT_SETTLES,
         is_refused: IsRefused = _never_refused,
         wall_clock_offset: Callable[[], Micros] = lambda: 0,
     ) -> None:
-        """`is_refused` tells whether an address surely refuses connections, which proves its last node dead."""
+        """`incarnation` names the start of this process.
+
+        `is_refused` tells whether an address surely refuses connections, which proves its last node dead.
+        """
         self.coordination = cluster.id
         self._node_id = node_id
         self._cluster = cluster
@@ -95,6 +100,7 @@ class Clustered:
             mirror=self._mirror,
             session=self._session,
             ttl=session,
+            incarnation=incarnation,
             is_refused=is_refused,
         )
         self._member: Member | None = None
@@ -205,6 +211,7 @@ class Clustered:
                 self.membership.check_name()
                 self._describe()
                 self._place()
+                self._find_unled()
                 for seat in self._seats.values():
                     self._decide(seat, group)
                 await self._wait()
@@ -240,6 +247,12 @@ class Clustered:
             self._placement = placement
             self._placed_at = self._clock.elapsed()
 
+    def _find_unled(self) -> None:
+        """Note since when which shards have had no leader."""
+        now = self._clock.elapsed()
+        unled = (shard for shard in self._seats if self._standings.leader(shard) is None)
+        self._unled_since = {shard: self._unled_since.get(shard, now) for shard in unled}
+
     def _decide(self, seat: Seat, group: asyncio.TaskGroup) -> None:
         if seat.is_elected:
             if not seat.is_handing_over and self._may_move(seat.shard) and self._has_turn():
@@ -260,10 +273,9 @@ class Clustered:
     def _is_forsaken(self, seat: Seat) -> bool:
         """Tell whether nobody has led a shard for so long that every eligible node should stand and none does yet."""
         shard = seat.shard
-        if self._standings.leader(shard) is not None:
-            self._unled_since.pop(shard, None)
+        since = self._unled_since.get(shard)
+        if since is None:
             return seat.is_standing and self._is_own(shard)
-        since = self._unled_since.setdefault(shard, self._clock.elapsed())
         is_long = self._clock.elapsed() - since >= UNLED_SESSIONS * self._ttl
         return is_long and self._member is not None and not self._member.ineligible_reason
 
@@ -354,8 +366,17 @@ class Clustered:
             listener()
 
     async def _wait(self) -> None:
+        at_most = bounds.LONGEST_SLEEP if self._is_settled() else _TICK
         try:
-            async with asyncio.timeout(_TICK / bounds.SECOND):
+            async with asyncio.timeout(at_most / bounds.SECOND):
                 await self._wake.wait()
         except TimeoutError:
             pass
+
+    def _is_settled(self) -> bool:
+        """Tell whether every shard is led, and what this node leads is to stay here."""
+        if self._drains_since is not None or self._unled_since:
+            return False
+        return all(
+            self._placement.get(shard) == self._node_id for shard, seat in self._seats.items() if seat.is_elected
+        )

@@ -13,13 +13,15 @@ one database, and whatever else is found is refused with a message that says wha
     an epoch that etcd has not given yet                       refused: etcd was restored from an older copy
 
 `rebind` is the way out of the last ones, with all nodes stopped: a new id in all rows, and in etcd a base that puts
-every later epoch above theirs.
+every later epoch above theirs. It also goes by the time, so that epochs are higher than those that a store which was
+restored has forgotten: workers that run on remember them, and refuse what comes under lower ones.
 """
 
 import os
 from collections.abc import Sequence
 from typing import Final
 
+from duecourse.model import bounds
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.etcd import transaction
 from duecourse.server.etcd.client import EtcdClient
@@ -76,7 +78,10 @@ async def rebind(client: EtcdClient, keys: Keys, store: TaskStore) -> Cluster:
     """
     rows = await store.bind(_new_id(), is_forced=True)
     highest = max((row.epoch for row in rows), default=0)
-    cluster = Cluster(id=rows[0].coordination, shards=len(rows), epoch_base=Epoch(highest))
+    _, revision = await client.read(keys.cluster, keys.cluster + b"\0")
+    # What was given before is lower, as long as etcd's revision has grown by less than one a millisecond.
+    by_time = ((await store.read_clock()).time // bounds.MILLISECOND - revision) * RAISES_PER_CLAIM
+    cluster = Cluster(id=rows[0].coordination, shards=len(rows), epoch_base=Epoch(max(highest, by_time)))
     await client.txn([], [transaction.put(keys.cluster, format_cluster(cluster))])
     _log.info("cluster_rebound", cluster=cluster.id, shards=cluster.shards, epoch_base=cluster.epoch_base)
     return cluster

@@ -3,11 +3,11 @@
 A node joins by making its key, which it may only if no other live node bears its name. A key that is there already may
 be of its own last run, whose session lives on for a while after a crash: a node that refuses connections, or whose
 address this node now serves at, is dead, and its session is revoked; else its end is waited for. If it does not end,
-and if later another node's description turns up under this node's name, there are two: this one gives up.
+there are two of one name, and this one gives up. So does a node that lost its session and finds that another one has
+taken its name meanwhile: it leaves that one's description alone.
 """
 
 import json
-import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -62,11 +62,13 @@ class Membership:
         mirror: Mirror,
         session: Session,
         ttl: Micros,
+        incarnation: str,
         is_refused: IsRefused,
     ) -> None:
+        """`incarnation` names the start of this process."""
         self._key = keys.member(node_id)
         self._node_id = node_id
-        self._incarnation = os.urandom(8).hex()
+        self._incarnation = incarnation
         self._client = client
         self._clock = clock
         self._keys = keys
@@ -103,15 +105,19 @@ class Membership:
         """Have the others know this description of the node."""
         if member != self._told and self.has_joined:
             self._told = member
-            self._session.keep(self._key, format_member(member, self._incarnation))
+            self._session.keep(
+                self._key,
+                format_member(member, self._incarnation),
+                yields_to=lambda found: self._other(found) is not None,
+            )
 
     def check_name(self) -> None:
         """Look whether another node bears this node's name. Raises DuplicateNode."""
         found = self._mirror.get(self._key)
         # What the mirror shows may be older than this node's key: that of its last run.
         if self._joined_at is not None and found is not None and found.modified > self._joined_at:
-            other = parse_member(found)
-            if other is not None and other.incarnation != self._incarnation:
+            other = self._other(found)
+            if other is not None:
                 raise DuplicateNode(self._node_id, other.member.address)
 
     async def join(self, member: Member) -> None:
@@ -153,6 +159,11 @@ class Membership:
             _log.info("session_revoked", node=self._node_id, lease=f"{found.lease:x}", reason="its process is dead")
             await self._client.revoke(found.lease)
         return other or Presence(member, found.lease, "")
+
+    def _other(self, found: KeyValue) -> Presence | None:
+        """Return who has written a key, if it was another node."""
+        presence = parse_member(found)
+        return None if presence is None or presence.incarnation == self._incarnation else presence
 
     def _changed(self, changed: Collection[bytes]) -> None:
         is_changed = False

@@ -10,7 +10,7 @@
   many; `remaining` says how long the lease surely lives on, for whoever wants to be careful.
 - After a loss the session opens again by itself, with a new lease; subscribers are told of the loss and of the opening.
 - The keys that it was given to `keep` are written under each new lease, again when they change, and again within a
-  lease's time if somebody else deleted or overwrote them.
+  lease's time if somebody else deleted or overwrote them; but for what they yield to.
 - When it stops it revokes its lease, so that others need not wait for it to expire.
 
 Like all of etcd this is a hint. That a lease lives proves nothing about who leads; the store's fence does.
@@ -18,14 +18,18 @@ Like all of etcd this is a hint. That a lease lives proves nothing about who lea
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, Never
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.etcd import transaction
 from duecourse.server.etcd.client import EtcdClient, Lease
+from duecourse.server.etcd.duties import run_until
 from duecourse.server.etcd.errors import EtcdError, LeaseNotFound
 from duecourse.server.etcd.keepalive import KeepAlive
+from duecourse.server.etcd.transaction import KeyValue
 from duecourse.server.telemetry import logs
 from duecourse.timing.clock import Clock
 
@@ -33,7 +37,15 @@ DEFAULT_TTL: Final = 5 * bounds.SECOND
 """Less makes no sense: an etcd of three takes up to 2.2 s to elect a leader of its own."""
 REVOKE_LIMIT: Final = bounds.SECOND
 
+YieldsTo = Callable[[KeyValue], bool]
+
 _log = logs.get("leadership")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    value: bytes
+    yields_to: YieldsTo
 
 
 class Session:
@@ -46,7 +58,7 @@ class Session:
         self._clock = clock
         self._ttl = ttl
         self._until: Micros = 0
-        self._kept: dict[bytes, bytes] = {}
+        self._kept: dict[bytes, _Kept] = {}
         self._changed = asyncio.Event()
         self._opened = asyncio.Event()
         self._subscribers: list[Callable[[], None]] = []
@@ -65,9 +77,12 @@ class Session:
         """Have a subscriber called whenever `lease` has changed."""
         self._subscribers.append(subscriber)
 
-    def keep(self, key: bytes, value: bytes) -> None:
-        """Have a key hold a value, from now on, as long as this node lives."""
-        self._kept[key] = value
+    def keep(self, key: bytes, value: bytes, yields_to: YieldsTo = lambda found: False) -> None:
+        """Have a key hold a value, from now on, as long as this node lives.
+
+        What somebody else wrote there is left alone if the key `yields_to` it.
+        """
+        self._kept[key] = _Kept(value, yields_to)
         self._changed.set()
 
     async def run(self) -> Never:
@@ -95,14 +110,12 @@ class Session:
 
     async def _live(self, lease: Lease) -> None:
         """Return when the lease is lost."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                keep_alive = KeepAlive(self._client, self._clock, lease, self._heard)
-                group.create_task(keep_alive.run(), name="session beats")
-                group.create_task(self._keep_keys(lease), name="session keys")
-        except* LeaseNotFound:
-            _log.warning("session_lost", lease=f"{lease.number:x}")
-            self._become(0)
+        keep_alive = KeepAlive(self._client, self._clock, lease, self._heard)
+        await run_until(
+            LeaseNotFound, {"session beats": keep_alive.run, "session keys": partial(self._keep_keys, lease)}
+        )
+        _log.warning("session_lost", lease=f"{lease.number:x}")
+        self._become(0)
 
     async def _keep_keys(self, lease: Lease) -> Never:
         retries = self._client.retries()
@@ -119,13 +132,23 @@ class Session:
                 await self._clock.sleep(next(retries))
 
     async def _write_keys(self, lease: int) -> None:
-        for key, value in list(self._kept.items()):
+        for key, kept in list(self._kept.items()):
             # The same when done twice, so a lost answer needs no care but another look.
-            await self._client.txn(
-                [transaction.holds(key, value), transaction.leased(key, lease)],
-                [],
-                [transaction.put(key, value, lease)],
-            )
+            while (found := await self._look(key, kept.value, lease)) is not None:
+                if found.modified and kept.yields_to(found):
+                    break
+                await self._client.txn(
+                    [transaction.modified(key, found.modified)], [transaction.put(key, kept.value, lease)]
+                )
+
+    async def _look(self, key: bytes, value: bytes, lease: int) -> KeyValue | None:
+        """Return what is at a key if it is not the value under the lease; None: it is."""
+        outcome = await self._client.txn(
+            [transaction.holds(key, value), transaction.leased(key, lease)], [], [transaction.get(key)]
+        )
+        if outcome.succeeded:
+            return None
+        return next(iter(outcome.found(0)), KeyValue(key, b"", created=0, modified=0, lease=0))
 
     async def _wait_changed(self, at_most: Micros) -> None:
         until = self._clock.elapsed() + at_most

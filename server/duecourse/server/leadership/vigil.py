@@ -14,7 +14,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Final, Never
+from typing import Final, NamedTuple, Never
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -117,13 +117,23 @@ async def is_refused(address: str) -> bool:
         return False
 
 
-async def why_unreachable(address: str) -> str | None:
+class NotFound(NamedTuple):
+    """Why a node is surely not found at an address."""
+
+    why: str
+    is_name_unknown: bool = False
+    """Whether nobody knows what the address means, which may be a matter of time."""
+
+
+async def why_unreachable(address: str) -> NotFound | None:
     """Tell why an address surely cannot be reached from here: nobody listens there, or the name means nothing."""
     try:
         async with _connected(address):
             return None
-    except (ConnectionRefusedError, socket.gaierror) as error:
-        return str(error)
+    except ConnectionRefusedError as error:
+        return NotFound(str(error))
+    except socket.gaierror as error:
+        return NotFound(str(error), is_name_unknown=True)
     except (OSError, TimeoutError):
         return None
 

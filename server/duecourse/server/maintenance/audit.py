@@ -9,6 +9,7 @@ from typing import Never
 
 from duecourse.model import bounds
 from duecourse.server.core.events import Audited
+from duecourse.server.core.fence import Fence
 from duecourse.server.core.shard import Shard
 from duecourse.server.core.task import ShardId, Task
 from duecourse.server.shards.loop import Loop
@@ -33,11 +34,15 @@ async def once(store: TaskStore, loop: Loop) -> None:
     try:
         due = await store.load_oldest_due(sorted(shards), loop.clock.now().earliest, bounds.AUDIT_ROWS)
         held = await store.load_held(sorted(shards))
+        # A term that still stands now stood while its tasks were read: what memory misses is not a successor's.
+        rows = await store.shards()
     except StoreUnavailable as error:
         _log.warning("audit_skipped", detail=str(error))
         return
     tasks: defaultdict[ShardId, list[Task]] = defaultdict(list)
     for task in (*due.tasks, *held.tasks):
         tasks[task.shard].append(task)
+    standing = {Fence(row.shard, row.epoch, row.holder) for row in rows}
     for number, of_shard in tasks.items():
-        loop.post_to(shards[number], Audited(of_shard))
+        if shards[number].fence in standing:
+            loop.post_to(shards[number], Audited(of_shard))

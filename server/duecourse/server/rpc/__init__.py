@@ -62,6 +62,8 @@ class NodeDescription:
     ready_tasks: int = 0
     oldest_ready_age: Micros = 0
     worker_streams: int = 0
+    incarnation: str = ""
+    """Names the start of its process."""
 
 
 @dataclass(frozen=True, slots=True)

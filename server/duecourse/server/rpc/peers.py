@@ -6,7 +6,7 @@ fell silent is found within seconds by its pings, whatever the deadline.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import Message
 from grpc import aio
@@ -27,12 +27,21 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A name that leads elsewhere after a restart would be looked up again after half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     # No such ping is sent while one that measures the bandwidth is out, which would be waited for for a minute.
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
+
+
+class Answering(NamedTuple):
+    """A node that has answered, and the start of its process."""
+
+    node_id: str
+    incarnation: str
 
 
 class _Peer:
@@ -89,13 +98,14 @@ class Peers:
             peer.calls -= 1
             self._metrics.peer_calls[result] += 1
 
-    async def who_answers(self, address: str, seconds: float) -> str | None:
-        """Ask for the name of the node that is at an address; None: nobody told."""
+    async def who_answers(self, address: str, seconds: float) -> Answering | None:
+        """Ask which node is at an address; None: nobody told."""
         try:
             answer = await self.call(address, "GetCluster", cluster_service_pb2.GetClusterRequest(), seconds)
         except errors.DomainError:
             return None
-        return str(answer.answering_node)
+        nodes = (node for node in answer.nodes if node.node_id == answer.answering_node)
+        return Answering(answer.answering_node, next((node.incarnation for node in nodes), ""))
 
     async def close(self) -> None:
         """Close all channels."""

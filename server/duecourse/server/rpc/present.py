@@ -124,6 +124,7 @@ def _set_node(message: cluster_service_pb2.Node, node: NodeDescription) -> None:
         message.ready_tasks = node.ready_tasks
         message.oldest_ready_age.FromMicroseconds(node.oldest_ready_age)
         message.worker_streams = node.worker_streams
+        message.incarnation = node.incarnation
 
 
 def _set_policy(message: task_pb2.Task, policy: task.Policy) -> None:

@@ -17,7 +17,7 @@ from duecourse.server.rpc import Commands, Describe
 from duecourse.server.rpc.calls import Calls
 from duecourse.server.rpc.cluster_news import ClusterNews
 from duecourse.server.rpc.cluster_service import ClusterService
-from duecourse.server.rpc.peers import Peers
+from duecourse.server.rpc.peers import Answering, Peers
 from duecourse.server.rpc.routing import Routing
 from duecourse.server.rpc.task_service import TaskService
 from duecourse.server.rpc.worker_service import WorkerService
@@ -80,8 +80,8 @@ class Surfaces:
             calls = Calls(metrics, counted_as=_OF_PEERS)
             self.peer = Surface(self._servicers(calls, None, None), calls, self._news)
 
-    async def who_answers(self, peer_address: str) -> str | None:
-        """Ask for the name of the node that is at an address for nodes; None: nobody tells."""
+    async def who_answers(self, peer_address: str) -> Answering | None:
+        """Ask which node is at an address for nodes; None: nobody tells."""
         return None if self._peers is None else await self._peers.who_answers(peer_address, _NAME_SECONDS)
 
     async def close(self) -> None:

@@ -1,12 +1,12 @@
 """`NodeCommands`: what clients want done, as calls that wait for the answer. Implements `rpc.Commands`.
 
 Admission happens here: what waits to become durable is bounded in number and in bytes, and what comes above that is
-refused at once.
+refused at once. It counts until it is answered, though its client may have given up long before.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from duecourse.model import bounds
@@ -23,10 +23,12 @@ from duecourse.server.telemetry.metrics import Metrics
 class _Call:
     """Some requests that are answered one by one and awaited together."""
 
-    __slots__ = ("answers", "done", "missing")
+    __slots__ = ("answered", "answers", "done", "missing")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, answered: Callable[[], None] = lambda: None) -> None:
+        """Wait for so many answers; `answered` is called when all are there, whether somebody awaits them or not."""
         self.answers: list[Any] = [None] * count
+        self.answered = answered
         self.missing = count
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -41,8 +43,10 @@ def resolve(origin: Any, answer: Answer) -> None:
         return
     call.answers[index] = answer
     call.missing -= 1
-    if not call.missing and not call.done.done():
-        call.done.set_result(None)
+    if not call.missing:
+        call.answered()
+        if not call.done.done():
+            call.done.set_result(None)
 
 
 class NodeCommands:
@@ -61,19 +65,20 @@ class NodeCommands:
         """Make tasks durable: one answer each, in order. Raises Overloaded, Draining or StoreFailed for all of them."""
         size = sum([len(submission.payload) for submission in submissions])
         self._admit(len(submissions), size)
-        call = _Call(len(submissions))
+
+        def answered() -> None:
+            self._pending -= len(submissions)
+            self._pending_bytes -= size
+
+        call = _Call(len(submissions), answered)
+        self._pending += len(submissions)
+        self._pending_bytes += size
         by_shard: defaultdict[ShardId, list[tuple[Submission, Any]]] = defaultdict(list)
         for index, submission in enumerate(submissions):
             by_shard[submission.shard].append((submission, (call, index)))
         for shard, entries in by_shard.items():
             self._loop.post(shard, Submit(entries))
-        self._pending += len(submissions)
-        self._pending_bytes += size
-        try:
-            await call.done
-        finally:
-            self._pending -= len(submissions)
-            self._pending_bytes -= size
+        await call.done
         self._count(call.answers)
         return call.answers
 

@@ -2,7 +2,8 @@
 
 A call ends in one of four ways: it returns rows; `NotSent`, nothing was sent; `ServerError`, the server answered that
 it did not do it; `AnswerLost`, it was sent and no answer came, because the connection broke, the server ended it, or
-the time was up. After the last a connection is thrown away, never used again.
+the time was up. After the last a connection is thrown away, never used again; and when the time was up, so are all that
+are idle, since what lies between us and the server may have forgotten them too.
 
 A time-out cuts the connection instead of asking the server to cancel: asking needs a second connection to a server that
 may be frozen, and leaves behind who waits for it.
@@ -10,7 +11,7 @@ may be frozen, and leaves behind who waits for it.
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -50,11 +51,22 @@ class AnswerLost(CallFailed):
 class Connections:
     """A few connections for calls of one kind; more calls at a time wait in line."""
 
-    def __init__(self, dsn: str, size: int, timeout: Micros, settings: Mapping[str, str]) -> None:
-        """Prepare for `size` connections, whose calls have `timeout`; `settings` are the server's, for each session."""
+    def __init__(
+        self,
+        dsn: str,
+        size: int,
+        timeout: Micros,
+        settings: Mapping[str, str],
+        timed_out: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare for `size` connections, whose calls have `timeout`; `settings` are the server's, for each session.
+
+        `timed_out` is called when the time of a call was up.
+        """
         self._dsn = dsn
         self._timeout = timeout
         self._settings = dict(settings)
+        self._timed_out = timed_out
         self._room = asyncio.Semaphore(size)
         self._idle: list[_Connection] = []
         self._generation = 0
@@ -71,16 +83,22 @@ class Connections:
                 raise
             except BaseException:
                 connection.cut()
+                if connection.has_timed_out:
+                    self._timed_out()
                 raise
             self._give_back(connection)
             return rows
 
-    def drop(self) -> None:
-        """Throw all connections away; those that are in use, after their call."""
-        self._generation += 1
+    def drop_idle(self) -> None:
+        """Throw the connections away that nobody uses."""
         for connection in self._idle:
             connection.cut()
         self._idle.clear()
+
+    def drop(self) -> None:
+        """Throw all connections away; those that are in use, after their call."""
+        self._generation += 1
+        self.drop_idle()
 
     async def close(self) -> None:
         """End all connections, those that are in use after their call."""
@@ -108,10 +126,11 @@ class Connections:
 class _Connection:
     """A connection, its statements, and the generation of connections that it belongs to."""
 
-    __slots__ = ("_inner", "_prepared", "generation")
+    __slots__ = ("_inner", "_prepared", "generation", "has_timed_out")
 
     def __init__(self, inner: "asyncpg.Connection[Row]", generation: int) -> None:
         self.generation = generation
+        self.has_timed_out = False
         self._inner = inner
         self._prepared: dict[str, PreparedStatement[Row]] = {}
 
@@ -122,11 +141,15 @@ class _Connection:
     def cut(self) -> None:
         self._inner.terminate()
 
+    def time_out(self) -> None:
+        self.has_timed_out = True
+        self.cut()
+
     async def close(self) -> None:
         await disconnect(self._inner)
 
     async def run(self, statement: str, arguments: Sequence[Any], timeout: Micros) -> Sequence[Row]:
-        watch = asyncio.get_running_loop().call_later(timeout / bounds.SECOND, self.cut)
+        watch = asyncio.get_running_loop().call_later(timeout / bounds.SECOND, self.time_out)
         is_sent = False
         try:
             prepared = self._prepared.get(statement)

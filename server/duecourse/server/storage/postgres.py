@@ -139,11 +139,11 @@ class PostgresStore:
             )
         forced = {"synchronous_commit": "on"} if synchronous_commit in _WEAK_COMMITS else {}
         writing = {**_WRITE_SETTINGS, **forced}
-        self._commits = Connections(self._dsn, self._commits_at_once, self._commit_timeout, writing)
-        self._writes = Connections(self._dsn, _WRITE_CONNECTIONS, self._commit_timeout, writing)
-        self._reads = Connections(self._dsn, _READ_CONNECTIONS, _READ_TIMEOUT, _READ_SETTINGS)
-        self._loads = Connections(self._dsn, _LOAD_CONNECTIONS, _LOAD_TIMEOUT, _LOAD_SETTINGS)
-        self._clock = Connections(self._dsn, 1, _CLOCK_TIMEOUT, _CLOCK_SETTINGS)
+        self._commits = self._connections(self._commits_at_once, self._commit_timeout, writing)
+        self._writes = self._connections(_WRITE_CONNECTIONS, self._commit_timeout, writing)
+        self._reads = self._connections(_READ_CONNECTIONS, _READ_TIMEOUT, _READ_SETTINGS)
+        self._loads = self._connections(_LOAD_CONNECTIONS, _LOAD_TIMEOUT, _LOAD_SETTINGS)
+        self._clock = self._connections(1, _CLOCK_TIMEOUT, _CLOCK_SETTINGS)
 
     async def close(self) -> None:
         """Give all connections back."""
@@ -375,6 +375,13 @@ class PostgresStore:
         if len(found) > limit:
             page.next_after = found[limit - 1][1]
         return page
+
+    def _connections(self, size: int, timeout: Micros, settings: Mapping[str, str]) -> Connections:
+        return Connections(self._dsn, size, timeout, settings, self._distrust_idle)
+
+    def _distrust_idle(self) -> None:
+        for group in self._groups():
+            group.drop_idle()
 
     def _groups(self) -> tuple[Connections, ...]:
         return self._commits, self._writes, self._reads, self._loads, self._clock
