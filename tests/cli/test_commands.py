@@ -119,6 +119,15 @@ def test_the_password_of_a_store_is_not_shown(duecourse: CommandLine, tmp_path: 
         assert result.stderr.startswith("error: ")
 
 
+def test_a_store_has_to_be_named_and_only_once(tmp_path: Path) -> None:
+    (tmp_path / "dsn").write_text("postgresql://u@127.0.0.1:1/x\n")
+    neither = _run("store", "fsck")
+    both = _run("store", "fsck", "--dsn-file", str(tmp_path / "dsn"), DUECOURSE_POSTGRES_DSN="postgresql://u@h/y")
+    assert (neither.returncode, both.returncode) == (2, 2)
+    assert "where is Postgres?" in neither.stderr
+    assert "named twice" in both.stderr
+
+
 @pytest.mark.parametrize("dsn", ["postgresql://u:canary/x@h/db", "canary", "postgresql://u:p@h:canary/db"])
 @pytest.mark.parametrize(
     ("command", "code", "said"),

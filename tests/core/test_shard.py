@@ -53,6 +53,22 @@ def test_an_assignment_brings_what_was_submitted() -> None:
     assert shard.out.assignments[0].delivery.payload == b"task"
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_what_the_store_has_forgotten_and_takes_anew_is_in_memory_once(is_held: bool) -> None:
+    shard = waiting()
+    if is_held:
+        forgotten = shard.grant()
+    del shard.store.rows[KEY]
+    shard.submit()
+    assert len(shard.shard.near.tasks) == 1
+    if is_held:
+        assert forgotten not in shard.shard.leases.by_token
+        assert shard.out.lost == [(shard.holder, forgotten)]
+    token = shard.grant()
+    assert shard.end(token, OutcomeKind.SUCCEEDED) is Verdict.RECORDED
+    assert shard.shard.tasks_in_memory == 0
+
+
 def test_events_for_a_task_wait_for_its_write_and_keep_their_order() -> None:
     shard = waiting()
     shard.holds_commits = True

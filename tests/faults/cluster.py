@@ -322,11 +322,14 @@ def frozen(*pids: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-async def until_streams(node: NodeProcess, count: int, limit: Micros = SETTLED) -> None:
-    """Wait until a node has so many workers' streams."""
-    async with asyncio.timeout(limit / bounds.SECOND):
-        while await node.metric("duecourse_worker_streams") != count:
-            await SystemClock().sleep(_POLL)
+async def until_streams(node: NodeProcess, count: int, limit: Micros = SETTLED) -> Micros:
+    """Wait until a node has so many workers' streams; returns how long that took."""
+    clock = SystemClock()
+    began = clock.elapsed()
+    while (found := await node.metric("duecourse_worker_streams")) != count:
+        assert clock.elapsed() - began < limit, f"{found:.0f} streams, not {count}"
+        await clock.sleep(_POLL)
+    return clock.elapsed() - began
 
 
 def parent_of(pid: int) -> int:

@@ -169,11 +169,12 @@ async def test_a_node_that_nobody_knows_is_not_found(three: Several) -> None:
     assert told(caught.value).reason == "NODE_NOT_FOUND", "what came from another node is not passed on"
 
 
-async def test_draining_a_node_that_is_not_reached_may_be_tried_again(three: Several) -> None:
+async def test_draining_a_node_that_is_not_reached_surely_did_nothing_and_may_be_tried_again(three: Several) -> None:
     a, b, c = three.nodes
     three.introduce(a.member(), b.member(peer_address="127.0.0.1:1"), c.member())
     found = await refused_drain(a, "b")
-    assert (found.code, found.reason) == (grpc.StatusCode.UNAVAILABLE, "OUTCOME_UNCERTAIN")
+    assert (found.code, found.reason) == (grpc.StatusCode.UNAVAILABLE, "NODE_NOT_REACHED")
+    assert found.retry_after is not None
 
 
 # WatchCluster.

@@ -46,6 +46,7 @@ ROWS = [
     (errors.NoLeader(ShardId(3)), Code.UNAVAILABLE, "NO_LEADER", IS_RETRIED, None),
     (errors.StoreFailed("at 10.1.2.3"), Code.UNAVAILABLE, "STORE_UNAVAILABLE", IS_RETRIED, None),
     (errors.Draining(), Code.UNAVAILABLE, "DRAINING", IS_RETRIED, None),
+    (errors.NodeNotReached("n9"), Code.UNAVAILABLE, "NODE_NOT_REACHED", IS_RETRIED, None),
     (errors.OutcomeUncertain(), Code.UNAVAILABLE, "OUTCOME_UNCERTAIN", IS_RETRIED, None),
     (errors.Overloaded("calls"), Code.RESOURCE_EXHAUSTED, "OVERLOADED", IS_RETRIED, details.QuotaFailure),
     (ProtocolViolation("Hello comes first"), Code.INVALID_ARGUMENT, "PROTOCOL_VIOLATION", IS_FINAL, None),

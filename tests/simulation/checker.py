@@ -112,6 +112,8 @@ class Checker:
         self.grants: dict[bytes, Grant] = {}
         self.violations: list[Violation] = []
         self.coverage: Counter[str] = Counter()
+        self.stored: set[TaskKey] = set()
+        """All tasks that were ever stored."""
         self.changes_of_leader = 0
         """How often another process than before began a term of a shard."""
         self.reference = Reference(loop)
@@ -265,6 +267,7 @@ class Checker:
         progress = task.progress
         if progress.state is not _P or progress.revision != 1 or progress.attempt is not None:
             self.fail("S12", f"{task.task_id} came into being as {progress}", task.key)
+        self.stored.add(task.key)
         self.records[task.key] = Record(task, insert.submission.payload, progress, due_since=self._loop.now)
         self.coverage["none to pending"] += 1
         self._note(process.name, f"{task.task_id} stored, due {self._relative(progress.due_time)}")
@@ -562,15 +565,12 @@ class Checker:
             self.fail("S18", f"{key.task_id} came from nowhere", key)
 
     def unfinished(self) -> list[Record]:
-        """Return the tasks that have not ended.
+        """Return the tasks that have not ended."""
+        return [record for record in self.records.values() if record.progress.state not in TERMINAL]
 
-        Without those of which the store has lost something: a node that was not replaced since does not know of that.
-        """
-        return [
-            record
-            for key, record in self.records.items()
-            if record.progress.state not in TERMINAL and key not in self._lost
-        ]
+    def has_lost(self, key: TaskKey) -> bool:
+        """Tell whether the store has lost something of a task."""
+        return key in self._lost
 
     def _relative(self, utc: Micros | None) -> str:
         return "never" if utc is None else f"{(utc - START) / bounds.SECOND:.3f}"

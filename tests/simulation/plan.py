@@ -217,7 +217,10 @@ def draw(seed: int, kind: Kind = Kind.CLUSTER) -> Plan:
     """Draw the plan of a seed."""
     source = random.Random(f"{seed} plan" if kind is Kind.SOLO else f"{seed} {kind} plan")
     setup = _setup(source, kind)
-    tasks = [_task(source, number, setup) for number in range(source.randint(100, 140 if kind is Kind.SOLO else 105))]
+    tasks = [
+        _task(source, number, setup)
+        for number in range(source.randint(*((100, 140) if kind is Kind.SOLO else (104, 110))))
+    ]
     faults = sorted((_fault(source, setup) for _ in range(source.randint(5, 12))), key=lambda fault: fault.at)
     return Plan(seed=seed, setup=setup, tasks=tasks, faults=faults)
 

@@ -236,7 +236,7 @@ class World:
             self.loop.steps,
             self.loop.digest,
             self._ended_at,
-            len(checker.records),
+            len(checker.stored),
             checker.changes_of_leader,
             self.faults.fired,
             self.trace,

@@ -60,6 +60,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The server broke one of its own invariants. INTERNAL; the metadata's `error_id` finds the log entry."""
     ERROR_REASON_NODE_NOT_FOUND: _ErrorReason.ValueType  # 17
     """No live node has this name. NOT_FOUND."""
+    ERROR_REASON_NODE_NOT_REACHED: _ErrorReason.ValueType  # 18
+    """The node that was asked does not reach the one that the request is for: nothing was done. UNAVAILABLE: retry, at
+    another node.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request or an item of a batch was refused. Sent as `google.rpc.ErrorInfo.reason` without the prefix
@@ -104,4 +108,8 @@ ERROR_REASON_INVARIANT_VIOLATED: ErrorReason.ValueType  # 16
 """The server broke one of its own invariants. INTERNAL; the metadata's `error_id` finds the log entry."""
 ERROR_REASON_NODE_NOT_FOUND: ErrorReason.ValueType  # 17
 """No live node has this name. NOT_FOUND."""
+ERROR_REASON_NODE_NOT_REACHED: ErrorReason.ValueType  # 18
+"""The node that was asked does not reach the one that the request is for: nothing was done. UNAVAILABLE: retry, at
+another node.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -17,6 +17,7 @@
     ├── Draining                the node shuts down
     ├── RecordCorrupt           the stored record does not decode
     ├── NodeNotFound            no live node has this name
+    ├── NodeNotReached          another node that should do it is not reached from here
     └── InvariantViolated       our own mistake
 """
 
@@ -121,6 +122,13 @@ class RecordCorrupt(DomainError):
 @dataclass
 class NodeNotFound(DomainError):
     """No live node has this name."""
+
+    node_id: str
+
+
+@dataclass
+class NodeNotReached(DomainError):
+    """The node that the request is for is not reached from this one; surely nothing was done."""
 
     node_id: str
 

@@ -172,6 +172,9 @@ class Shard:
         task = write.task
         if existing is None:
             out.answers.append((write.origin, Submitted(task.uid, True)))
+            if task.key in self.near.tasks or task.key in self.leases.by_task:
+                # The store has forgotten a task of this id that memory still has: it was set back.
+                self._drop_outdated(task.key, task, now, out)
             self.near.place(task, out.ready, now.earliest)
         elif existing.fingerprint == write.submission.fingerprint:
             out.answers.append((write.origin, Submitted(existing.uid, False)))
@@ -355,12 +358,7 @@ class Shard:
 
     def _task_read(self, key: TaskKey, task: Found, now: Now, out: Effects) -> None:
         line = self.lines.busy.pop(key, None)
-        outdated = self.near.tasks.get(key)
-        if outdated is not None:
-            self.near.take(outdated)
-        outdated_lease = self.leases.agree(key, task, now, out)
-        if outdated_lease is not None:
-            self.cancellations.settle(outdated_lease, out)
+        self._drop_outdated(key, task, now, out)
         if isinstance(task, Task) and task.progress.state in WAITING:
             self.near.place(task, out.ready, now.earliest)
             out.audit_misses += key in self._audited and key in self.near.tasks
@@ -369,6 +367,15 @@ class Shard:
             self.lines.fresh[key] = task
             self._handle_line(line, now, out)
             del self.lines.fresh[key]
+
+    def _drop_outdated(self, key: TaskKey, found: Found, now: Now, out: Effects) -> None:
+        """Let go of what memory has of a task, but for a lease that is the one which was found."""
+        outdated = self.near.tasks.get(key)
+        if outdated is not None:
+            self.near.take(outdated)
+        outdated_lease = self.leases.agree(key, found, now, out)
+        if outdated_lease is not None:
+            self.cancellations.settle(outdated_lease, out)
 
     def _handle_line(self, line: list[Event], now: Now, out: Effects) -> None:
         for event in line:

@@ -15,7 +15,7 @@ import grpc
 from grpc import aio
 
 from duecourse.model import bounds
-from duecourse.server.core.errors import DomainError, InvalidField, NodeNotFound, OutcomeUncertain, Overloaded
+from duecourse.server.core.errors import DomainError, InvalidField, NodeNotFound, NodeNotReached, Overloaded
 from duecourse.server.core.task import ShardId
 from duecourse.server.leadership import ClusterView, Member
 from duecourse.server.rpc import Describe, convert, present, status
@@ -185,5 +185,5 @@ class ClusterService(cluster_service_pb2_grpc.ClusterServiceServicer):
         try:
             await self._peers.call(member.peer_address, "DrainNode", request, _DRAIN_SECONDS)
         except NotThere as error:
-            raise OutcomeUncertain from error
+            raise NodeNotReached(node_id) from error
         return pb.DrainNodeResponse()

@@ -222,6 +222,12 @@ def _of_moment(error: BaseException) -> Refusal | None:
             return _unavailable(reasons.ERROR_REASON_STORE_UNAVAILABLE, "the store does not answer", {}, _LATER)
         case errors.Draining():
             return _unavailable(reasons.ERROR_REASON_DRAINING, "the node shuts down")
+        case errors.NodeNotReached():
+            return _unavailable(
+                reasons.ERROR_REASON_NODE_NOT_REACHED,
+                "the node is not reached from the one that was asked",
+                {"node_id": error.node_id},
+            )
         case errors.OutcomeUncertain():
             return _unavailable(
                 reasons.ERROR_REASON_OUTCOME_UNCERTAIN,
