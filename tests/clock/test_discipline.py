@@ -167,6 +167,32 @@ def test_an_acceptance_does_not_cover_a_jump_after_it() -> None:
     assert all(-TOLERANCE * 4 < error(machine) - bounds.HOUR <= 0 for machine in machines[:2])
 
 
+@pytest.mark.parametrize("jump", [-3 * bounds.SECOND, 3 * bounds.SECOND])
+def test_an_acceptance_does_not_cover_a_jump_after_it_that_is_shorter_than_a_nodes_sleep(jump: Micros) -> None:
+    world, machines = cluster_of(3)
+    go_on(*machines[:2], seconds=5)
+    # As when a node joins.
+    world.accept(None, "another")
+    go_on(*machines[:2], seconds=5)
+    world.ahead = jump
+    go_on(*machines, seconds=5)
+    assert all(-4 * TOLERANCE < error(machine) <= 0 for machine in machines)
+    world.accept(None, "operator")
+    go_on(*machines, seconds=5)
+    assert all(-TOLERANCE < error(machine) - jump <= 0 for machine in machines)
+
+
+@pytest.mark.parametrize("jump", [-3 * bounds.SECOND, 3 * bounds.SECOND])
+def test_a_node_that_slept_for_longer_than_a_jump_that_was_accepted_goes_by_the_confirmations(jump: Micros) -> None:
+    world, machines = cluster_of(3)
+    world.ahead = jump
+    go_on(*machines[:2], seconds=5)
+    world.accept(None, "operator")
+    go_on(*machines[:2], seconds=10)
+    go_on(*machines, seconds=5)
+    assert all(-TOLERANCE < error(machine) - jump <= 0 for machine in machines)
+
+
 def test_steps_of_200_ms_are_followed_at_once_and_never_back() -> None:
     world, machines = cluster_of(1)
     (machine,) = machines

@@ -29,7 +29,7 @@ from duecourse.server.leadership.clustered import Clustered
 from duecourse.server.leadership.identity import IdentityRefused
 from duecourse.server.leadership.solo import Solo
 from duecourse.server.leadership.vigil import Vigil
-from duecourse.server.maintenance import audit
+from duecourse.server.maintenance import audit, retention
 from duecourse.server.rpc import ClusterDescription, NodeDescription, registration
 from duecourse.server.rpc.surfaces import Behind, Surface, Surfaces
 from duecourse.server.scheduler import Options, Scheduler
@@ -42,7 +42,7 @@ _PORT: Final = 7400
 _PEER_PORT: Final = 7401
 _DRAIN: Final = 5 * bounds.SECOND
 _STEP: Final = 5 * bounds.MILLISECOND
-_AUDITED_EVERY: Final = 7 * bounds.SECOND
+_IN_ORDER_EVERY: Final = 5 * bounds.SECOND
 _Result = TypeVar("_Result")
 
 
@@ -189,7 +189,7 @@ class Node:
         scheduler.start(rooms)
         if self._vigil is not None:
             rooms.create_task(self._vigil.run(), name="vigil")
-        rooms.create_task(self._audit(scheduler), name="audit")
+        rooms.create_task(self._keep_order(scheduler), name="keep order")
         await self._told_to_end.wait()
         until = self.clock.elapsed() + _DRAIN
         await scheduler.hand_over(until)
@@ -198,11 +198,12 @@ class Node:
         await surfaces.close()
         raise _Stopped
 
-    async def _audit(self, scheduler: Scheduler) -> Never:
-        """Audit as the node itself does, but more often than a run is long."""
+    async def _keep_order(self, scheduler: Scheduler) -> Never:
+        """Audit and purge as the node itself does, but more often: once a minute is hardly ever in a run."""
         while True:
-            await self.clock.sleep(_AUDITED_EVERY)
+            await self.clock.sleep(_IN_ORDER_EVERY)
             await audit.once(self._store, scheduler.loop)
+            await retention.once(self._store, scheduler.loop, self._setup.retention)
 
     def _listen(self, scheduler: Scheduler, rows: Sequence[ShardRow]) -> Surfaces:
         """Serve clients, workers and the other nodes, and tell the others where."""

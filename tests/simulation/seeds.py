@@ -50,4 +50,11 @@ FOUND: Final = (
         "an assignment that was under way for longer than its attempt's time and grace was started all the same",
         "Start no assignment whose attempt may have timed out on its way",
     ),
+    Found(
+        Kind.CLUSTER,
+        20109,
+        "L1",
+        "a task that a store which was set back had forgotten was in memory twice once it was submitted anew, and stuck",
+        "Let go of what a store that was set back has forgotten, when it takes the task anew",
+    ),
 )

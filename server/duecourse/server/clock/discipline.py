@@ -11,10 +11,11 @@ is wrong on purpose for as long as it does.
 
 A reading further off is followed only once accepted. What counts is the store's record, which all nodes read with each
 reading: one that was written since the node's last look, at a time of the reference's that agrees with what the
-reference shows now, accepts what it shows. A node has it written when the wall clocks of more than half of the live
-nodes lie within MAX_OFFSET of the reference; an operator may. Both are written only if the reference is, in that very
-statement, still where it was seen. Until then the clock runs on as if the reference had not stepped, so that it is
-hardly less precise.
+reference shows now, and that it cannot have shown before it stepped, accepts what it shows. A node has it written when
+the wall clocks of more than half of the live nodes lie within MAX_OFFSET of the reference; an operator may; and nodes
+that follow the reference confirm it all the while. All are written only if the reference is, in that very statement,
+still where it was seen. Until then the clock runs on as if the reference had not stepped, so that it is hardly less
+precise.
 
 A node that starts has nothing to go on from. Beside others it waits until one of them, which follows the reference,
 confirms it: they do so every second. Alone, it has the reference accepted if its own wall clock agrees with it, as it
@@ -89,13 +90,15 @@ class Discipline:
         if reading.width > bounds.MAX_OFFSET:
             return Advice.NOTHING
         known = self._record or record
-        is_accepted = record.accepted != known.accepted and self._is_recent(record.accepted, reading)
-        is_confirmed = record.confirmed != known.confirmed and self._is_recent(record.confirmed, reading)
+        is_accepted = any(
+            written != before and self._is_recent(written, reading) and not self._may_precede_step(written, reading)
+            for written, before in ((record.accepted, known.accepted), (record.confirmed, known.confirmed))
+        )
         self._record, self._looked = record, reading.sent
         seen = Projection.of(reading)
         if self._projection is None:
             is_alone = others is not None and not others
-            return self._observe_first(seen, record, wall, is_alone, is_accepted or is_confirmed)
+            return self._observe_first(seen, record, wall, is_alone, is_accepted)
         projection = self._projection.later(reading.received)
         gap = projection.gap(seen)
         if gap == 0:
@@ -144,6 +147,16 @@ class Discipline:
         """Tell whether it was written after the last look, while the reference ran as it does now."""
         ago = reading.time - written
         return -bounds.MAX_OFFSET <= ago <= reading.received - self._looked + bounds.MAX_OFFSET
+
+    def _may_precede_step(self, written: Micros, reading: Reading) -> bool:
+        """Tell whether it may have been written before the reference stepped, if it has, and since the last look.
+
+        After a long time without a look that may be said of any small step; the next confirmation tells then.
+        """
+        projection = self._projection
+        if projection is None:
+            return False
+        return projection.earliest(self._looked) <= written <= projection.latest(reading.received)
 
 
 def _agree(one: Micros, other: Micros) -> bool:

@@ -4,6 +4,7 @@ from typing import Final, Never
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
+from duecourse.server.core.shard import Shard
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import StoreUnavailable, TaskStore
 from duecourse.server.telemetry import logs
@@ -19,11 +20,21 @@ async def run(store: TaskStore, loop: Loop, retention: Micros) -> Never:
     while True:
         for shard in list(loop.shards.values()):
             await loop.clock.sleep(_ROUND // max(1, len(loop.shards)))
-            if loop.shards.get(shard.fence.shard) is not shard:
-                continue
-            try:
-                while await store.purge(shard.fence, loop.clock.now().earliest - retention, _BATCH) == _BATCH:
-                    pass
-            except StoreUnavailable as error:
-                _log.warning("retention_delayed", shard=shard.fence.shard, detail=str(error))
+            await _purge(store, loop, shard, retention)
         await loop.clock.sleep(bounds.SECOND)
+
+
+async def once(store: TaskStore, loop: Loop, retention: Micros) -> None:
+    """Go round the led shards once, without waiting."""
+    for shard in list(loop.shards.values()):
+        await _purge(store, loop, shard, retention)
+
+
+async def _purge(store: TaskStore, loop: Loop, shard: Shard, retention: Micros) -> None:
+    if loop.shards.get(shard.fence.shard) is not shard:
+        return
+    try:
+        while await store.purge(shard.fence, loop.clock.now().earliest - retention, _BATCH) == _BATCH:
+            pass
+    except StoreUnavailable as error:
+        _log.warning("retention_delayed", shard=shard.fence.shard, detail=str(error))
