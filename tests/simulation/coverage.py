@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from simulation.checker import TRANSITIONS
+from simulation.history import TRANSITIONS
 from simulation.plan import CLUSTER_FAULTS, SOLO_FAULTS, Kind, Leaving
 
 from duecourse.server.core.task import AttemptOutcome

@@ -221,7 +221,7 @@ MUTATIONS: Final = (
     Mutation(
         "a rebound store gets epochs from where they began",
         f"{_SERVER}/leadership/identity.py",
-        "epoch_base=Epoch(highest))",
+        "epoch_base=Epoch(max(highest, by_time)))",
         "epoch_base=Epoch(0))",
     ),
     Mutation(

@@ -14,13 +14,14 @@ from functools import cache
 from typing import Any, Final
 
 from simulation import machine
-from simulation.checker import Checker, Violation
+from simulation.checker import Checker
 from simulation.clock import MachineClock
 from simulation.copies import Copies
 from simulation.etcd import SimulatedEtcd
 from simulation.faults import Faults
 from simulation.fleets import ADDRESSES, Assembly, Fleet, Succession
 from simulation.healing import STEP, Healing
+from simulation.history import Violation
 from simulation.hosts import Brief, Submitter, Worker, incarnation_of
 from simulation.loop import Deadlock, Process, SimulationLoop
 from simulation.network import Network
@@ -109,7 +110,7 @@ class World:
         # What our code asks of a loop is there, the rest of its contract is not.
         self.loop = SimulationLoop(plan.seed, step=setup.step, is_shuffled=setup.is_shuffled)  # type: ignore[abstract]
         self.trace: list[str] = []
-        self.checker = Checker(self.loop, self.note if is_verbose else _silent)
+        self.checker = Checker(self.loop, self.note if is_verbose else None)
         self.network = Network(self.loop, plan.seed, self.checker)
         self.nodes: dict[str, Node] = {}
         """The latest at each address."""
@@ -129,9 +130,9 @@ class World:
         )
         self.copies = Copies(self, self.backing)
         self.operator = Operator(self)
-        self.checker.is_calm = self._is_calm
-        self.checker.strike = self.faults.happened
-        self.checker.exists = lambda key: key in self.backing._records
+        self.checker.attach(
+            strike=self.faults.happened, is_calm=self._is_calm, exists=lambda key: key in self.backing._records
+        )
 
     # What the run is told.
 
@@ -313,10 +314,6 @@ class World:
             drift = (number % 5 - 2) * 50e-6
             clock = self._clocks[host] = MachineClock(self.loop, number * bounds.HOUR, drift)
         return clock
-
-
-def _silent(who: str, text: str) -> None:
-    pass
 
 
 def _fields(event: MutableMapping[str, Any]) -> str:
