@@ -229,6 +229,8 @@ MUTATIONS: Final = (
         f"{_SERVER}/leadership/seat.py",
         "                if over is not None:\n",
         "                if over is not None and not over:\n",
+        why_not_found="the store's fence ends such a term as soon as another has begun; that it ends at once, though"
+        " nobody else leads, is a test of tests/leadership",
     ),
     Mutation(
         "a shard resigned before its term is over",
@@ -241,6 +243,7 @@ MUTATIONS: Final = (
         f"{_SERVER}/leadership/election.py",
         "            if first is not None and first.revision == candidacy.revision:\n",
         "            if first is not None:\n",
+        why_not_found="who is elected too early raises by the same key, so that the store lets only one of them lead",
     ),
     Mutation(
         "a node without its store goes on to lead",

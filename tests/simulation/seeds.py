@@ -54,7 +54,7 @@ FOUND: Final = (
         Kind.CLUSTER,
         20109,
         "L1",
-        "a task that a store which was set back had forgotten was in memory twice when it was submitted anew, and stuck",
+        "a task that a store which was set back had forgotten was in memory twice when it was submitted anew",
         "Let go of what a store that was set back has forgotten, when it takes the task anew",
     ),
 )
