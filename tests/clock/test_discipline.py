@@ -183,7 +183,7 @@ def test_an_acceptance_does_not_cover_a_jump_after_it_that_is_shorter_than_a_nod
 
 
 @pytest.mark.parametrize("jump", [-3 * bounds.SECOND, 3 * bounds.SECOND])
-def test_a_node_that_slept_for_longer_than_a_jump_that_was_accepted_goes_by_the_confirmations(jump: Micros) -> None:
+def test_a_node_that_slept_for_longer_than_a_jump_that_was_accepted_waits_for_a_confirmation(jump: Micros) -> None:
     world, machines = cluster_of(3)
     world.ahead = jump
     go_on(*machines[:2], seconds=5)
@@ -191,6 +191,21 @@ def test_a_node_that_slept_for_longer_than_a_jump_that_was_accepted_goes_by_the_
     go_on(*machines[:2], seconds=10)
     go_on(*machines, seconds=5)
     assert all(-TOLERANCE < error(machine) - jump <= 0 for machine in machines)
+
+
+def test_a_confirmation_by_a_node_that_never_followed_accepts_nothing() -> None:
+    world, machines = cluster_of(3)
+    world.ahead = -2 * bounds.SECOND
+    for machine in machines[:2]:
+        machine.wall_ahead = world.ahead
+    go_on(*machines[:2], seconds=5)
+    world.accept(None, "operator")
+    go_on(*machines[:2], seconds=5)
+    world.ahead = 0
+    # The third never knew of it, and confirms what it has always followed.
+    go_on(machines[2], *machines[:2], seconds=5)
+    assert all(machine.discipline.refused is not None for machine in machines[:2])
+    assert all(-4 * TOLERANCE < error(machine) + 2 * bounds.SECOND <= 0 for machine in machines[:2])
 
 
 def test_steps_of_200_ms_are_followed_at_once_and_never_back() -> None:

@@ -315,15 +315,15 @@ MUTATIONS: Final = (
     Mutation(
         "deadlines are not watched",
         f"{_SERVER}/core/near.py",
-        "            self.with_deadline.add(task)\n",
-        "            self.with_deadline.discard(task)\n",
+        "            self.with_deadline[task] = None\n",
+        "            self.with_deadline.pop(task, None)\n",
         is_blind=True,
     ),
     Mutation(
         "a lane that runs low is not read on",
         f"{_SERVER}/core/near.py",
-        "                    self._low.add(head)\n",
-        "                    self._low.discard(head)\n",
+        "                    self._low[head] = None\n",
+        "                    self._low.pop(head, None)\n",
         is_blind=True,
     ),
     Mutation(

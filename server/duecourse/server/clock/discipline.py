@@ -12,10 +12,10 @@ is wrong on purpose for as long as it does.
 A reading further off is followed only once accepted. What counts is the store's record, which all nodes read with each
 reading: one that was written since the node's last look, at a time of the reference's that agrees with what the
 reference shows now, and that it cannot have shown before it stepped, accepts what it shows. A node has it written when
-the wall clocks of more than half of the live nodes lie within MAX_OFFSET of the reference; an operator may; and nodes
-that follow the reference confirm it all the while. All are written only if the reference is, in that very statement,
-still where it was seen. Until then the clock runs on as if the reference had not stepped, so that it is hardly less
-precise.
+the wall clocks of more than half of the live nodes lie within MAX_OFFSET of the reference; an operator may. Both are
+written only if the reference is, in that very statement, still where it was seen. Until then the clock runs on as if
+the reference had not stepped, so that it is hardly less precise. To a node that has not read for longer than the step,
+an acceptance may look as if it was of before; there it counts once it was confirmed after the step.
 
 A node that starts has nothing to go on from. Beside others it waits until one of them, which follows the reference,
 confirms it: they do so every second. Alone, it has the reference accepted if its own wall clock agrees with it, as it
@@ -56,6 +56,9 @@ class Discipline:
         """By how much the reference that is refused has stepped, at least and at most."""
         self._record: ClockRecord | None = None
         self._looked: Micros = 0
+        self._unclear: Micros | None = None
+        """An acceptance that may have been written before the reference stepped: it counts once a node that follows the
+        reference has confirmed it after the step."""
         self._earliest: Micros = 0
         self._latest: Micros = 0
 
@@ -90,15 +93,17 @@ class Discipline:
         if reading.width > bounds.MAX_OFFSET:
             return Advice.NOTHING
         known = self._record or record
-        is_accepted = any(
-            written != before and self._is_recent(written, reading) and not self._may_precede_step(written, reading)
-            for written, before in ((record.accepted, known.accepted), (record.confirmed, known.confirmed))
-        )
+        is_accepted = record.accepted != known.accepted and self._is_recent(record.accepted, reading)
+        is_confirmed = record.confirmed != known.confirmed and self._is_recent(record.confirmed, reading)
+        if is_accepted and self._may_precede_step(record.accepted, reading):
+            is_accepted, self._unclear = False, record.accepted
+        elif is_confirmed and self._unclear == record.accepted:
+            is_accepted = not self._may_precede_step(record.confirmed, reading)
         self._record, self._looked = record, reading.sent
         seen = Projection.of(reading)
         if self._projection is None:
             is_alone = others is not None and not others
-            return self._observe_first(seen, record, wall, is_alone, is_accepted)
+            return self._observe_first(seen, record, wall, is_alone, is_accepted or is_confirmed)
         projection = self._projection.later(reading.received)
         gap = projection.gap(seen)
         if gap == 0:
@@ -132,7 +137,7 @@ class Discipline:
 
     def _follow(self, projection: Projection) -> None:
         self._projection = projection
-        self.refused = self._step = None
+        self.refused = self._step = self._unclear = None
 
     def _go_on(self, projection: Projection, seen: Projection) -> None:
         """Take from a reading that is refused what it tells if the step is left out, which stays what it is."""
@@ -151,7 +156,7 @@ class Discipline:
     def _may_precede_step(self, written: Micros, reading: Reading) -> bool:
         """Tell whether it may have been written before the reference stepped, if it has, and since the last look.
 
-        After a long time without a look that may be said of any small step; the next confirmation tells then.
+        After a long time without a look that may be said of any small step.
         """
         projection = self._projection
         if projection is None:

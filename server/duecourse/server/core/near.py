@@ -78,10 +78,11 @@ class Near:
         """How many tasks of a lane are kept; twice as many may be for a while."""
         self.tasks: dict[TaskKey, Task] = {}
         self.heads: dict[Lane, Head] = {}
-        self.with_deadline: set[Task] = set()
+        self.with_deadline: dict[Task, None] = {}
+        """In an order that is the same wherever it runs, so that a simulation can be repeated."""
         self._due: list[tuple[Micros, int, Task]] = []
         self._due_bound = _DUE_SLACK
-        self._low: set[Head] = set()
+        self._low: dict[Head, None] = {}
         self._versions = itertools.count(1)
         """One for all heads: a read for a head that is gone must not be taken for one of the lane's next head."""
 
@@ -105,7 +106,7 @@ class Near:
         self.tasks[task.key] = task
         head.tasks.add(task)
         if lifecycle.first_deadline(task) is not None:
-            self.with_deadline.add(task)
+            self.with_deadline[task] = None
         if due_time <= due_before:
             task.is_ready = True
             ready.append(task)
@@ -124,7 +125,7 @@ class Near:
         if len(head.tasks) <= self.head // 2:
             if head.cursor is not None:
                 if not head.is_loading:
-                    self._low.add(head)
+                    self._low[head] = None
             elif not head.tasks:
                 del self.heads[task.lane]
 
@@ -178,7 +179,7 @@ class Near:
             return
         if not tasks and not is_end:
             head.is_loading = False
-            self._low.add(head)
+            self._low[head] = None
             return
         left_out = head.left_out
         cursor = None if is_end else due_key(tasks[-1])
@@ -239,7 +240,7 @@ class Near:
     def _settle(self, head: Head) -> None:
         if head.cursor is not None:
             if len(head.tasks) <= self.head // 2:
-                self._low.add(head)
+                self._low[head] = None
         elif not head.tasks and self.heads.get(head.lane) is head:
             del self.heads[head.lane]
 
@@ -247,4 +248,4 @@ class Near:
         self.tasks.pop(task.key, None)
         task.is_ready = False
         if self.with_deadline:
-            self.with_deadline.discard(task)
+            self.with_deadline.pop(task, None)
