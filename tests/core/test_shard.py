@@ -127,6 +127,14 @@ def test_a_refused_outcome_leaves_the_attempt_open() -> None:
     assert shard.end(token, OutcomeKind.SUCCEEDED) is Verdict.RECORDED
 
 
+@pytest.mark.parametrize("kind", [OutcomeKind.SUCCEEDED, OutcomeKind.NON_RETRYABLE])
+def test_an_outcome_that_is_repeated_is_recorded_and_in_other_words_it_is_not(kind: OutcomeKind) -> None:
+    shard, token = held(TaskState.RUNNING)
+    assert shard.end(token, kind, digest=b"a word") is Verdict.RECORDED
+    assert shard.end(token, kind, digest=b"a word") is Verdict.RECORDED
+    assert shard.end(token, kind, digest=b"another") is Verdict.LEASE_LOST
+
+
 def test_a_cancellation_that_met_another_revision_is_handled_again() -> None:
     shard = waiting()
     outdated = shard.shard.near.tasks[KEY]

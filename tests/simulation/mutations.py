@@ -288,6 +288,7 @@ MUTATIONS: Final = (
         f"{_SERVER}/core/near.py",
         "        while due and due[0][0] <= earliest:\n",
         "        while due and due[0][0] <= earliest + 1_000:\n",
+        why_not_found="making a grant durable takes longer than the clock is uncertain, so that nothing begins early",
     ),
     Mutation(
         "a lease expires by the time since its grant",
@@ -302,6 +303,7 @@ MUTATIONS: Final = (
         "        elif attempt.outcome_digest == end.digest:\n",
         "        elif attempt.outcome_digest:\n",
         like="OptimalBits/bull#308",
+        why_not_found="no worker of ours says two things of one attempt; tests/core has one that does",
     ),
     # Written from the code alone.
     Mutation(
