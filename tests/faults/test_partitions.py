@@ -167,7 +167,7 @@ async def test_connections_that_are_ended_by_age_cost_nothing(start_cluster: Sta
     cluster.start_worker()
     async with cluster.load(), cluster.client() as client:
         await cluster.recovers("the start")
-        ages = 100 if is_long else 4
+        ages = 20 if is_long else 4
         before = await cluster.epochs()
         running = [f"running-{number}" for number in range(20)]
         await client.submit(*[Ask(task_id, seconds=1.5 * ages) for task_id in running])

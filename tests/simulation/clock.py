@@ -13,6 +13,9 @@ START: Final[Micros] = 1_800_000_000 * bounds.SECOND
 """What every right clock shows when a run begins."""
 
 
+_CONFIRMED_WITHIN: Final = 2 * bounds.SECOND
+
+
 class Reference:
     """The store's clock, which all nodes follow: what it shows, and what is to be followed of that.
 
@@ -25,6 +28,7 @@ class Reference:
         self._followed: list[tuple[Micros, Micros]] = [(0, 0)]
         """Since when, how far it was off and to be followed."""
         self._read_at: dict[Process, Micros] = {}
+        self._unclear_since: dict[Process, Micros] = {}
         self._reached: dict[Process, Micros] = {}
 
     def read(self) -> Micros:
@@ -34,11 +38,18 @@ class Reference:
     def was_read(self, process: Process, at: Micros) -> None:
         """Note that a process knows what it showed at a time. Until now it went by what it had read before.
 
-        From what is not to be followed it cannot tell a small step that came before.
+        From what is not to be followed it cannot tell a small step that came before. To one that has not read for a
+        while, a step that was accepted meanwhile may be unclear until it was confirmed.
         """
         if self._offset != self._followed[-1][1]:
             return
         self.reached(process)
+        before = self._read_at.get(process, 0)
+        has_stepped = abs(self._followed_at(at) - self._followed_at(before)) > bounds.MAX_OFFSET
+        is_unclear = has_stepped and at - before > bounds.MAX_OFFSET
+        if is_unclear and at < self._unclear_since.setdefault(process, at) + _CONFIRMED_WITHIN:
+            return
+        self._unclear_since.pop(process, None)
         self._read_at[process] = at
 
     def jump(self, by: Micros) -> None:
@@ -58,11 +69,16 @@ class Reference:
     def reached(self, process: Process) -> Micros:
         """Return what a node's cluster clock shows at most; it stands still where it would have to go back."""
         read_at = self._read_at.get(process, 0)
-        since = bisect_right(self._followed, (read_at, 2**63)) - 1
-        offset = max(offset for _, offset in self._followed[max(0, since) :])
+        offset = max(offset for _, offset in self._followed[self._index_at(read_at) :])
         reached = max(self._reached.get(process, 0), START + self._loop.now + offset)
         self._reached[process] = reached
         return reached
+
+    def _followed_at(self, at: Micros) -> Micros:
+        return self._followed[self._index_at(at)][1]
+
+    def _index_at(self, at: Micros) -> int:
+        return max(0, bisect_right(self._followed, (at, 2**63)) - 1)
 
 
 class MachineClock:
