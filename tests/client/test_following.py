@@ -189,6 +189,31 @@ async def test_a_node_that_falls_silent_is_not_listened_to_any_longer(node: Scri
         assert (node.watches, other.watches) == (1, 1)
 
 
+async def test_a_node_that_answers_that_an_outcome_is_uncertain_is_listened_to(node: ScriptedNode) -> None:
+    async with nodes(1) as [other]:
+        node.script("WatchCluster", picture(node.address, other.address, leaders=[0]), Silence())
+        node.script("SubmitTask", Status(grpc.StatusCode.UNAVAILABLE, "OUTCOME_UNCERTAIN"))
+        async with Client(node.address) as client:
+            await follows(client, 0, 1, node.address)
+            await waiting.until(client._router.to(other.address).is_connected)
+            submitted = await client.submit(NewTask("remind"), timeout=timedelta(seconds=9))
+            assert task_ids(node) == task_ids(other) == [submitted.task_id]
+            assert client._router.to(node.address).telling is not None
+        assert (node.watches, other.watches) == (1, 0)
+
+
+async def test_a_call_that_waits_for_a_leader_goes_to_the_only_node_that_is_left(node: ScriptedNode) -> None:
+    async with nodes(1) as [old]:
+        is_asked = asyncio.Event()
+        old.script("SubmitTask", asked(is_asked, Silence()))
+        first, then = picture(node.address, old.address, leaders=[1]), picture(node.address, leaders=[0])
+        node.script("WatchCluster", first, is_asked, then, Silence())
+        async with Client(node.address) as client:
+            await follows(client, 0, 1, old.address)
+            submitted = await client.submit(NewTask("remind"), timeout=timedelta(seconds=60))
+        assert task_ids(old) == task_ids(node) == [submitted.task_id]
+
+
 async def test_a_call_that_waits_for_a_leader_which_is_replaced_goes_to_the_new_one(node: ScriptedNode) -> None:
     async with nodes(2) as [old, new]:
         addresses = (node.address, old.address, new.address)

@@ -40,18 +40,20 @@ DsnFile = Annotated[
 
 def read(dsn: str | None, dsn_file: Path | None) -> str:
     """Return the connection string, however it was given."""
-    if dsn is None and dsn_file is None:
-        raise typer.BadParameter(
-            "where is Postgres? Set DUECOURSE_POSTGRES_DSN, or give one of --dsn and --dsn-file", param_hint="--dsn"
-        )
-    if dsn is not None and dsn_file is not None:
+    if dsn_file is None:
+        if dsn is None:
+            raise typer.BadParameter(
+                "where is Postgres? Set DUECOURSE_POSTGRES_DSN, or give one of --dsn and --dsn-file", param_hint="--dsn"
+            )
+        return dsn
+    if dsn is not None:
         # The variable may have been set long ago, for another store.
         raise typer.BadParameter(
             "Postgres is named twice, by --dsn or DUECOURSE_POSTGRES_DSN and by --dsn-file or"
             " DUECOURSE_POSTGRES_DSN_FILE: leave one of them out",
             param_hint="--dsn",
         )
-    return dsn or (dsn_file.read_text(encoding="utf-8").strip() if dsn_file else "")
+    return dsn_file.read_text(encoding="utf-8").strip()
 
 
 @contextmanager

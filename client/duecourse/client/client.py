@@ -219,6 +219,7 @@ class Client:
 
     async def drain_node(self, node_id: str, *, timeout: timedelta | None = None) -> None:
         """Have a node hand its shards over and end; returns once it has begun. Asking again is harmless."""
+        self._follow()
         request = cluster_service_pb2.DrainNodeRequest(node_id=node_id)
 
         def attempt(route: Route, seconds: float) -> Call[cluster_service_pb2.DrainNodeResponse]:

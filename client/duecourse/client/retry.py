@@ -119,7 +119,9 @@ class Caller:
                 self._router.end(route, call)
             hint = failure.metadata.get("leader", "") if failure.reason == _NOT_LEADER else ""
             if failure.is_worth_retrying and not isinstance(failure, errors.Overloaded):
-                self._router.avoid(route, is_silent=isinstance(failure, errors.OutcomeUncertain))
+                # A reason is the node's own word: it has answered.
+                is_silent = isinstance(failure, errors.OutcomeUncertain) and not failure.reason
+                self._router.avoid(route, is_silent=is_silent)
             if not await patience.allows_retry(failure):
                 raise patience.verdict(failure) from cause
 

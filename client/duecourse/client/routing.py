@@ -11,7 +11,7 @@ was asked may have fallen silent, and its connection takes long to be found dead
 """
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
@@ -165,7 +165,7 @@ class Router:
         for address in self._routes.keys() - set(places):
             if not self._routes[address].calls:
                 await self._routes.pop(address).channel.close()
-        replaced = list(self._replaced())
+        replaced = set(self._replaced())
         if replaced:
             asyncio.get_running_loop().call_later(_LAST_ANSWERS / bounds.SECOND, self._give_up, replaced)
 
@@ -179,17 +179,17 @@ class Router:
         """Name the calls that await an answer of a node that another one has replaced."""
         for route in self._routes.values():
             for call, slot in route.waiting.items():
+                # Also if it is the only one that is left, so that calls need no leader's address any more.
                 leader = "" if self._map is None else self._map.leader(slot)
                 if leader and leader != route.address:
                     yield route, call
 
-    def _give_up(self, replaced: Collection[tuple[Route, Call[object]]]) -> None:
-        still = set(self._replaced())
-        for route, call in replaced:
-            if (route, call) in still:
-                del route.waiting[call]
-                self._given_up.add(call)
-                call.cancel()
+    def _give_up(self, replaced: set[tuple[Route, Call[object]]]) -> None:
+        """Cancel those of the calls that still await an answer of a node that another one has replaced."""
+        for route, call in replaced.intersection(self._replaced()):
+            del route.waiting[call]
+            self._given_up.add(call)
+            call.cancel()
 
     def _places(self) -> tuple[str, ...]:
         known = () if self._map is None else self._map.addresses

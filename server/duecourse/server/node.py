@@ -285,9 +285,7 @@ class Node:
         if found is None or found.incarnation == self._incarnation:
             return None
         is_twin = found.node_id == self._settings.node_id
-        return NotFound(
-            f"another node named {found.node_id} answers there" if is_twin else f"{found.node_id} answers there"
-        )
+        return NotFound(f"{'another node named ' if is_twin else ''}{found.node_id} answers there")
 
     async def _announce_ready(self, admin_port: int) -> None:
         while self._why_not_ready() is not None:

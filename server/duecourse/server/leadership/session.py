@@ -133,22 +133,20 @@ class Session:
 
     async def _write_keys(self, lease: int) -> None:
         for key, kept in list(self._kept.items()):
-            # The same when done twice, so a lost answer needs no care but another look.
-            while (found := await self._look(key, kept.value, lease)) is not None:
-                if found.modified and kept.yields_to(found):
-                    break
-                await self._client.txn(
-                    [transaction.modified(key, found.modified)], [transaction.put(key, kept.value, lease)]
-                )
+            await self._write(key, kept, lease)
 
-    async def _look(self, key: bytes, value: bytes, lease: int) -> KeyValue | None:
-        """Return what is at a key if it is not the value under the lease; None: it is."""
-        outcome = await self._client.txn(
-            [transaction.holds(key, value), transaction.leased(key, lease)], [], [transaction.get(key)]
-        )
-        if outcome.succeeded:
-            return None
-        return next(iter(outcome.found(0)), KeyValue(key, b"", created=0, modified=0, lease=0))
+    async def _write(self, key: bytes, kept: _Kept, lease: int) -> None:
+        """Write a key, unless it is as it should be or yields to what is there."""
+        while True:
+            # The same when done twice, so a lost answer needs no care but another look.
+            outcome = await self._client.txn(
+                [transaction.holds(key, kept.value), transaction.leased(key, lease)], [], [transaction.get(key)]
+            )
+            found = None if outcome.succeeded else next(iter(outcome.found(0)), None)
+            if outcome.succeeded or (found is not None and kept.yields_to(found)):
+                return
+            unchanged = transaction.absent(key) if found is None else transaction.modified(key, found.modified)
+            await self._client.txn([unchanged], [transaction.put(key, kept.value, lease)])
 
     async def _wait_changed(self, at_most: Micros) -> None:
         until = self._clock.elapsed() + at_most
