@@ -27,9 +27,9 @@ from duecourse import client as sdk
 from duecourse.cli.launcher.children import Nursery
 from duecourse.cli.launcher.ports import HOST
 from duecourse.model import bounds
+from duecourse.model.addresses import host_and_port
 from duecourse.model.instants import Micros
 from duecourse.model.slots import shard_of_slot, slot_of
-from duecourse.server.config import host_and_port
 
 SESSION: Final = 3 * bounds.SECOND
 """Of the nodes. Shorter ones run out by themselves on a machine that is busy."""

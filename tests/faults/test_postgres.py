@@ -157,7 +157,9 @@ async def test_a_frozen_postgres_is_answered_unavailable_and_lived_through(
                     await cluster.clock.sleep(6 * bounds.SECOND)
                     await cluster.recovers("frozen backends, still frozen")
             await cluster.recovers(f"a freeze of {who}")
-        assert '"reason": "unknown"' in cluster.node.log.read_text(), "no answer was lost"
+        # Whichever missed its answer first: the others go over new connections then.
+        signs = ('"reason": "unknown"', "terms_not_checked", "clock_not_read")
+        assert any(sign in cluster.node.log.read_text() for sign in signs), "no answer was lost"
     await cluster.settle()
     assert cluster.node.child.pid == node
 

@@ -14,9 +14,9 @@ from services.tcp_proxy import HOST, TcpProxy
 
 from duecourse.cli.launcher.ports import free_port
 from duecourse.model import bounds
+from duecourse.model.addresses import host_and_port
 from duecourse.model.instants import Micros
 from duecourse.server import node as exits
-from duecourse.server.config import host_and_port
 from duecourse.timing.clock import SystemClock
 
 NOWHERE = f"{HOST}:9"

@@ -98,7 +98,7 @@ async def test_a_key_that_outlives_its_resignation_gives_no_epoch_twice() -> Non
     scene = Scene()
     async with asyncio.TaskGroup() as group:
         for _ in range(3):
-            scene.seat.take(group, scene.taken)
+            scene.seat.take(group, scene.taken, lambda: None)
             await until(lambda: scene.seat.is_elected)
             scene.seat.hand_over(SUCCESSOR)
             await until(lambda: not scene.seat.is_occupied)
@@ -109,7 +109,7 @@ async def test_a_key_that_outlives_its_resignation_gives_no_epoch_twice() -> Non
 async def test_a_refused_claim_whose_resignation_was_lost_is_resigned_again_until_there_is_a_new_one() -> None:
     scene = Scene()
     async with asyncio.TaskGroup() as group:
-        scene.seat.take(group, scene.taken)
+        scene.seat.take(group, scene.taken, lambda: None)
         await until(lambda: scene.seat.is_elected)
         scene.seat.superseded(RaiseRefused("test", Epoch(7 * 65_536 + 5), b"another"))
         await until(lambda: scene.election.resigned > 1)
@@ -123,7 +123,7 @@ async def test_a_refused_claim_whose_resignation_was_lost_is_resigned_again_unti
 async def test_a_shard_whose_election_ends_while_it_is_handed_over_is_not_blocked_by_a_key_left_behind() -> None:
     scene = Scene()
     async with asyncio.TaskGroup() as group:
-        scene.seat.take(group, scene.taken)
+        scene.seat.take(group, scene.taken, lambda: None)
         await until(lambda: scene.seat.is_elected)
         scene.election.over = "etcd was restored from an older copy"
         scene.seat.hand_over(SUCCESSOR)

@@ -14,8 +14,8 @@ from services.tcp_proxy import TcpProxy
 from services.waiting import until
 
 from duecourse.model import bounds, slots
+from duecourse.model.addresses import host_and_port
 from duecourse.model.instants import Micros
-from duecourse.server.config import host_and_port
 from duecourse.server.core.effects import Submitted
 from duecourse.server.core.errors import DomainError
 from duecourse.server.core.task import DEFAULT_POLICY, Epoch, Lane, ShardId, Submission

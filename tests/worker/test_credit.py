@@ -162,6 +162,19 @@ def test_a_node_that_does_not_tell_has_its_turn_every_second() -> None:
     assert silent.withdrawing == 1
 
 
+def test_what_was_supposed_of_a_node_is_forgotten_when_it_tells() -> None:
+    slow_to_tell, other = Account(is_open=True), an_account(out=1)
+    rebalance([slow_to_tell, other])
+    other.returned(1)
+    distribute(1, [slow_to_tell, other])
+    # As by the first word of the cluster that it sends, a moment later.
+    slow_to_tell.tells()
+    other.wants(1, 0)
+    move([slow_to_tell, other])
+    assert slow_to_tell.unsent == 0, "what it was not told of yet is taken back at once"
+    assert slow_to_tell.out == 0
+
+
 def test_demand_that_is_not_repeated_is_forgotten() -> None:
     account = an_account()
     account.wants(3, 100)

@@ -11,6 +11,7 @@ import typer
 
 from duecourse.cli import exits, values
 from duecourse.model import bounds
+from duecourse.model.addresses import several
 
 if TYPE_CHECKING:
     from duecourse.client import Client
@@ -72,13 +73,12 @@ def quieten() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def split(address: str) -> list[str]:
+def split(address: str) -> tuple[str, ...]:
     """Split the addresses of `--address`."""
-    addresses = [one.strip() for one in address.split(",") if one.strip()]
-    if not addresses:
+    try:
+        found = several(address)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--address") from None
+    if not found:
         raise typer.BadParameter("an address such as 127.0.0.1:7400 is wanted", param_hint="--address")
-    for one in addresses:
-        if ":" not in one:
-            # gRPC would take the port of HTTPS.
-            raise typer.BadParameter(f"{one!r} has no port; is {one}:{bounds.API_PORT} meant?", param_hint="--address")
-    return addresses
+    return found

@@ -63,7 +63,9 @@ class _Progress:
 
     def show(self, report: "Report") -> None:
         """Tell it, on one line of a terminal or now and then."""
-        line = f"{report.tasks:,} tasks and {report.attempts:,} attempts read, {report.broken.total():,} findings"
+        line = (
+            f"{report.tasks:,} tasks and {report.attempts:,} earlier attempts read, {report.broken.total():,} findings"
+        )
         if self._is_live:
             sys.stderr.write(f"\r{line}")
             sys.stderr.flush()
@@ -98,7 +100,7 @@ def _say(report: "Report") -> None:
     verdict = "the store is sound" if report.is_sound else "the store is not sound"
     aside = f"; {report.set_aside:,} tasks were set aside before: they are FAILED, record corrupt"
     output.tell(
-        f"{verdict}: read {report.shards:,} shards, {report.tasks:,} tasks, {report.attempts:,} attempts"
+        f"{verdict}: read {report.shards:,} shards, {report.tasks:,} tasks, {report.attempts:,} earlier attempts"
         f"{aside if report.set_aside else ''}"
     )
 

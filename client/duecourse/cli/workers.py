@@ -48,7 +48,7 @@ def worker(
     """
     found = _load(target)
     if address is not None:
-        found.addresses = tuple(dict.fromkeys(connection.split(address)))
+        found.addresses = connection.split(address)
     if queue:
         found.queues = tuple(queue)
     if slots is not None:

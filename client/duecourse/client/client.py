@@ -18,6 +18,7 @@ from duecourse.client.following import follow
 from duecourse.client.retry import Caller
 from duecourse.client.routing import Call, Route, Router
 from duecourse.model import bounds, slots
+from duecourse.model.addresses import several
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import Clock, SystemClock
 from duecourse.v1 import cluster_service_pb2, task_pb2, task_service_pb2
@@ -45,14 +46,16 @@ class Client:
         clock: Clock | None = None,
         source: random.Random | None = None,
     ) -> None:
-        """Name one or more nodes as `host:port`; nothing is opened yet.
+        """Name one or more nodes as `host:port`, in a sequence or with commas; nothing is opened yet.
+
+        Raises ValueError for what is no address.
 
         With `follows_leaders` it learns from them which other nodes there are, and goes straight to who leads a task;
         without, it knows only the nodes that it was given, and they pass on what others lead.
         """
         self._clock = clock or SystemClock()
         self._source = source or random.Random()
-        self._router = Router((addresses,) if isinstance(addresses, str) else addresses, self._clock)
+        self._router = Router(several(addresses), self._clock)
         self._namespace = namespace
         self._timeout = timeout
         self._follows_leaders = follows_leaders

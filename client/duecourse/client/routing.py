@@ -165,7 +165,7 @@ class Router:
         for address in self._routes.keys() - set(places):
             if not self._routes[address].calls:
                 await self._routes.pop(address).channel.close()
-        replaced = set(self._replaced())
+        replaced = list(self._replaced())
         if replaced:
             asyncio.get_running_loop().call_later(_LAST_ANSWERS / bounds.SECOND, self._give_up, replaced)
 
@@ -184,12 +184,15 @@ class Router:
                 if leader and leader != route.address:
                     yield route, call
 
-    def _give_up(self, replaced: set[tuple[Route, Call[object]]]) -> None:
+    def _give_up(self, replaced: Sequence[tuple[Route, Call[object]]]) -> None:
         """Cancel those of the calls that still await an answer of a node that another one has replaced."""
-        for route, call in replaced.intersection(self._replaced()):
-            del route.waiting[call]
-            self._given_up.add(call)
-            call.cancel()
+        still = set(self._replaced())
+        # In their order, which is the same wherever it runs, so that a simulation can be repeated.
+        for route, call in replaced:
+            if (route, call) in still:
+                del route.waiting[call]
+                self._given_up.add(call)
+                call.cancel()
 
     def _places(self) -> tuple[str, ...]:
         known = () if self._map is None else self._map.addresses

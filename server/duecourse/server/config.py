@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 from duecourse.model import bounds, durations, names
+from duecourse.model.addresses import host_and_port
 from duecourse.model.instants import Micros
 
 ENVIRONMENT_PREFIX: Final = "DUECOURSE_"
@@ -86,18 +87,6 @@ class DurationRange:
 
     def __str__(self) -> str:
         return f"{durations.write(max(self.at_least, self.usually_at_least))} to {durations.write(self.at_most)}"
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[ipv6]:port`."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"{address!r} is not an address such as 127.0.0.1:7400")
-    if host.startswith("[") and host.endswith("]"):
-        return host[1:-1], int(port)
-    if ":" in host:
-        raise ValueError(f"{address!r}: write an IPv6 address in brackets, [::1]:7400")
-    return host, int(port)
 
 
 def _parse_duration(value: object) -> Micros:

@@ -19,9 +19,9 @@ from typing import Any, Final, Never, TypeVar
 
 from google.protobuf.internal import api_implementation
 
-from duecourse.model import bounds
+from duecourse.model import addresses, bounds
 from duecourse.model.instants import Micros
-from duecourse.server import config, config_listing, opening
+from duecourse.server import config_listing, opening
 from duecourse.server.clock.cluster_clock import ClusterClock
 from duecourse.server.config import CoordinationKind, Settings
 from duecourse.server.etcd.errors import EtcdError
@@ -187,7 +187,7 @@ class Node:
 
     async def run(self) -> None:
         """Run until it was told to end, and has drained. Raises Superseded, DuplicateNode, OSError."""
-        host, port = config.host_and_port(self._settings.admin_listen)
+        host, port = addresses.host_and_port(self._settings.admin_listen)
         try:
             async with self._admin.serving(host, port) as admin_port, asyncio.TaskGroup() as group:
                 group.create_task(self._clock.run(), name="clock")

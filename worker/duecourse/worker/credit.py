@@ -81,9 +81,15 @@ class Account:
         if not self.is_open:
             self.withdraw(self.out)
 
+    def tells(self) -> None:
+        """Take in that the node is one that tells what waits there: what was supposed instead is forgotten."""
+        if not self.tells_demand:
+            self.tells_demand = True
+            self.demand = 0
+
     def wants(self, count: int, now: Micros) -> None:
         """Take in how many tasks wait there."""
-        self.tells_demand = True
+        self.tells()
         if self.is_open:
             self.demand = max(0, count)
             self.demand_until = now + DEMAND_LASTS

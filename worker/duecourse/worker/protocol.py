@@ -130,7 +130,7 @@ class Protocol:
             case "demand":
                 stream.account.wants(message.demand.waiting, now)
             case "cluster_changed":
-                stream.account.tells_demand = True
+                stream.account.tells()
                 self.reach.listed(stream, message.cluster_changed.nodes)
             case "draining":
                 stream.account.close()

@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from duecourse.model import bounds
+from duecourse.model.addresses import several
 from duecourse.model.names import ALPHABET, is_name
 from duecourse.timing.clock import Clock, SystemClock
 from duecourse.worker.capacity import Capacity, Introduction
@@ -92,7 +93,7 @@ class Worker:
         grace: timedelta = timedelta(microseconds=bounds.DRAIN),
         clock: Clock | None = None,
     ) -> None:
-        self.addresses = (addresses,) if isinstance(addresses, str) else tuple(dict.fromkeys(addresses))
+        self.addresses = several(addresses)
         self.namespace = namespace
         self.queues = tuple(queues)
         self.slots = slots

@@ -261,7 +261,7 @@ class Clustered:
                     seat.hand_over(successor)
         elif self._should_stand(seat):
             if not seat.is_occupied:
-                seat.take(group, self._taking)
+                seat.take(group, self._taking, self._wake.set)
         elif seat.is_standing:
             seat.leave()
 

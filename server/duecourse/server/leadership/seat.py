@@ -13,7 +13,7 @@ else has begun one. What etcd does not say changes nothing: if it is silent, ter
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from duecourse.model import bounds
@@ -91,11 +91,12 @@ class Seat:
         """Whether this node stands, or waits before it stands again."""
         return self.is_occupied and self._claim is None and self.successor is None
 
-    def take(self, group: asyncio.TaskGroup, taking: Taking) -> None:
-        """Stand for the shard, and lead it while elected, until it is left or was handed over."""
+    def take(self, group: asyncio.TaskGroup, taking: Taking, on_end: Callable[[], None]) -> None:
+        """Stand for the shard, and lead it while elected, until it is left or was handed over; then call `on_end`."""
         self.successor = None
         self._is_at_odds = False
         self._task = group.create_task(self._occupy(taking), name=f"seat {self.shard}")
+        self._task.add_done_callback(lambda _: on_end())
 
     def leave(self) -> None:
         """Stand no more. Not for one who is elected: that one hands over."""

@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, Never
 
 from duecourse.model import bounds
+from duecourse.model.addresses import host_and_port
 from duecourse.model.instants import Micros
-from duecourse.server.config import host_and_port
 from duecourse.server.etcd.client import EtcdClient
 from duecourse.server.etcd.errors import EtcdError
 from duecourse.server.leadership.membership import DRAINING, Membership, Presence

@@ -25,7 +25,7 @@ async def run(store: TaskStore, loop: Loop, retention: Micros) -> Never:
 
 
 async def once(store: TaskStore, loop: Loop, retention: Micros) -> None:
-    """Go round the led shards once, without waiting."""
+    """Go round the led shards once, without waiting: for whoever cannot wait for a minute, such as a simulation."""
     for shard in list(loop.shards.values()):
         await _purge(store, loop, shard, retention)
 

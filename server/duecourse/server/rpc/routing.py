@@ -5,8 +5,8 @@ order. The other node serves what it is sent by its own commands only, so nothin
 each take the other for the leader both answer that they are not.
 
 Leaders move, and what is known of them is a hint. What was not carried out because a node does not lead, or was not
-reached, is tried again with the same ids: at once when the view of the cluster changes, and after a wait that doubles
-if somebody is known to lead.
+reached, is tried again with the same ids: at once when the view of the cluster changes, and after a wait, which doubles
+if somebody is known to lead, and is a second if nobody is.
 So is what may have been carried out, because the answer was lost: the same request again tells. Each try gets half of
 the time that is left, and the last word comes early enough to reach the caller. It is true of all tries together:
 
@@ -156,7 +156,8 @@ class Routing:
             wanted = {mutation.shards[item]: before[mutation.shards[item]] for item in left}
             time_left = until - self._clock.elapsed()
             # Where nobody is known to lead, only news can help.
-            if await self._pause(wanted, min(next(waits), time_left) if any(wanted.values()) else time_left):
+            wait = next(waits) if any(wanted.values()) else bounds.LONGEST_SLEEP
+            if await self._pause(wanted, min(wait, time_left)):
                 waits = self._waits()
         for item in {*left, *uncertain}:
             if isinstance(answers[item], errors.DomainError):
