@@ -58,6 +58,11 @@ class Reference:
         if abs(self._offset - self._followed[-1][1]) <= bounds.MAX_OFFSET:
             self.accept()
 
+    def is_steady_since(self, at: Micros) -> bool:
+        """Tell whether all nodes have followed it since then, and it has not stepped."""
+        since, offset = self._followed[-1]
+        return since < at and offset == self._offset
+
     def mend(self) -> None:
         """Set it right."""
         self.jump(-self._offset)

@@ -10,7 +10,7 @@ from simulation.plan import Kind
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
-from duecourse.server.core.task import HELD, ShardId
+from duecourse.server.core.task import HELD, WAITING, ShardId, Task, TaskKey
 from duecourse.server.leadership.membership import JOIN_MARGIN
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ _LEADERSHIP_BOUND: Final = 10 * bounds.SECOND
 """Beyond a session's time, since all was healed or a shard was last led."""
 _EXPIRY_SLACK: Final = 5 * bounds.SECOND
 _SETTLES_WITHIN: Final = 3 * bounds.SECOND
+_CALM: Final = 5 * bounds.SECOND
+_DEADLINE_BOUND: Final = 2 * bounds.SECOND
 _SHORTEST: Final = 30 * bounds.SECOND
 """A run that ends earlier does not count."""
 _LONGEST: Final = 150 * bounds.SECOND
@@ -41,6 +43,10 @@ class Healing:
         listening = bounds.SILENT_INTERVALS * setup.heartbeat + bounds.LISTEN_MARGIN
         self._expires_within = max(setup.lease, listening) + _EXPIRY_SLACK
         self._led_at: dict[ShardId, Micros] = {}
+        self._led_since: dict[ShardId, Micros] = {}
+        """Since when the shards that sound nodes lead have been led so, without a break."""
+        self._overdue_since: dict[TaskKey, Micros] = {}
+        """Since when tasks whose deadlines have passed were seen in memory."""
         self._is_connected = False
 
     async def watch(self, clock: MachineClock) -> None:
@@ -52,6 +58,7 @@ class Healing:
             self._check_connections()
             self._check_leaders()
             self._check_the_dead()
+            self._check_deadlines()
             unfinished = self._checker.unfinished()
             is_over = world.loop.now >= _SHORTEST and world.have_clients_ended()
             if is_over and not unfinished and self._is_connected:
@@ -118,8 +125,13 @@ class Healing:
         for number in range(setup.shards):
             shard = ShardId(number)
             holder = self._checker.holder(shard)
-            leaders = (node for node in world.nodes.values() if node.process is holder and node.is_up)
-            if any(node.scheduler is not None and node.scheduler.loop.leads(shard) for node in leaders):
+            nodes = (node for node in world.nodes.values() if node.process is holder and node.is_up)
+            leaders = [node for node in nodes if node.scheduler is not None and node.scheduler.loop.leads(shard)]
+            if any(leader in world.fleet.sound() for leader in leaders):
+                self._led_since.setdefault(shard, now)
+            else:
+                self._led_since.pop(shard, None)
+            if leaders:
                 self._led_at[shard] = now
             elif now - self._led_at.get(shard, self._healed_at) > setup.session + _LEADERSHIP_BOUND:
                 self._checker.fail("L4", f"nobody leads shard {shard}; {holder} did")
@@ -138,3 +150,27 @@ class Healing:
             since = max(self._healed_at, self._checker.led_since(record.task.shard))
             if world.loop.now > since + self._expires_within:
                 self._checker.fail("L2", f"{record.task.task_id} waits for a worker that is gone", record.task.key)
+
+    def _is_near(self, task: Task) -> bool:
+        """Tell whether the leader of a task has it in memory, as one that waits."""
+        holder = self._checker.holder(task.shard)
+        schedulers = (node.scheduler for node in self._world.nodes.values() if node.process is holder)
+        led = (scheduler.loop.shards.get(task.shard) for scheduler in schedulers if scheduler is not None)
+        return any(shard is not None and task.key in shard.near.tasks for shard in led)
+
+    def _check_deadlines(self) -> None:
+        """Check that nothing in memory waits whose deadline has passed: it ends then, and not when its turn comes."""
+        now = self._world.loop.now
+        reference = self._checker.reference
+        if not reference.is_steady_since(now - _CALM):
+            return
+        late = reference.read()
+        for record in self._checker.unfinished():
+            policy, progress = record.task.policy, record.progress
+            deadlines = [policy.completion_deadline, None if progress.attempt_count else policy.start_deadline]
+            is_past = any(deadline is not None and deadline < late for deadline in deadlines)
+            is_led = self._led_since.get(record.task.shard, now) < now - _CALM
+            if not (is_past and is_led and progress.state in WAITING and self._is_near(record.task)):
+                self._overdue_since.pop(record.task.key, None)
+            elif now > self._overdue_since.setdefault(record.task.key, now) + _DEADLINE_BOUND:
+                self._checker.fail("L1", f"{record.task.task_id} waits beyond its deadline", record.task.key)
