@@ -27,6 +27,7 @@ from faults import checker, histories
 from faults.audit import Store
 from faults.recording_client import Ask, RecordingClient
 from prometheus_client.parser import text_string_to_metric_families
+from services.ports import PORTS
 
 from duecourse import client as sdk
 from duecourse.cli.launcher.children import Child, Nursery
@@ -50,9 +51,6 @@ _UNSETTLED: Final = """
 _POLL: Final = 10 * bounds.MILLISECOND
 _ANSWER_LIMIT_SECONDS: Final = 5
 _READY: Final = 60 * bounds.SECOND
-# Below the range from which the kernel takes ports for outgoing connections, one of which could get ours while a node
-# is away.
-_PORTS: Final = range(20_000, 30_000)
 
 
 class NodeProcess:
@@ -348,7 +346,7 @@ def children_of(pid: int) -> Iterator[int]:
 
 
 def _free_port() -> int:
-    for port in random.sample(_PORTS, 100):
+    for port in random.sample(PORTS, 100):
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from services.ports import PORTS
 
 from duecourse import client as sdk
 from duecourse.cli.launcher import ports
@@ -92,7 +93,7 @@ def dev(tmp_path: Path) -> Iterator[Dev]:
 def free_ports() -> int:
     """Return a port that is free, and so are those of two further nodes; below what outgoing connections are given."""
     while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = random.SystemRandom().choice(PORTS[: -2 * PORT_STEP])
         if all(ports.is_free(port + number * PORT_STEP) for number in range(3)):
             return port
 

@@ -22,6 +22,7 @@ from typing import IO, Any, Final, Self
 
 import pytest
 import pytest_asyncio
+from services.ports import PORTS
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -33,8 +34,6 @@ from duecourse.timing.clock import SystemClock
 START_LIMIT: Final = 30 * bounds.SECOND
 STOP_LIMIT_SECONDS: Final = 10
 POLL: Final = 20 * bounds.MILLISECOND
-# Below the ports that the kernel gives to outgoing connections: nobody takes one while its member is down.
-PORTS: Final = range(20_000, 32_000)
 TRIES: Final = 5
 
 _LARGE_VALUE: Final = 1024 * 1024
