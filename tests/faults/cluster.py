@@ -306,18 +306,26 @@ class Cluster:
 
 @contextmanager
 def frozen(*pids: int) -> Iterator[None]:
-    """Stop processes as if they got no time to run, and let them go on."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    """Stop processes as if they got no time to run, and let them go on; those that have ended meanwhile are passed over."""
+    stopped = [pid for pid in pids if _told(pid, signal.SIGSTOP)]
     try:
         yield
-        states = {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
+        states = {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in stopped}
         # One that was about to end has ended, and its parent is frozen.
         assert "T" in states, "none was stopped"
         assert states <= {"T", "Z"}, states
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        for pid in stopped:
+            _told(pid, signal.SIGCONT)
+
+
+def _told(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; False if there is no such process any more."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 async def until_streams(node: NodeProcess, count: int, limit: Micros = SETTLED) -> Micros:
