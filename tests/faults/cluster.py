@@ -306,7 +306,7 @@ class Cluster:
 
 @contextmanager
 def frozen(*pids: int) -> Iterator[None]:
-    """Stop processes as if they got no time to run, and let them go on; those that have ended meanwhile are passed over."""
+    """Stop processes as if they got no time to run, and let them go on; who has ended meanwhile is passed over."""
     stopped = [pid for pid in pids if _told(pid, signal.SIGSTOP)]
     try:
         yield
