@@ -166,7 +166,7 @@ async def test_changes_are_seen_when_the_member_that_is_watched_freezes(etcd_of_
         await until(lambda: watcher.connections)
         follower.freeze()
         await etcd_of_three.put(keys.member("a"), b"value")
-        assert await until(lambda: watcher.values == [b"value"]) < CHANGE_SEEN
+        assert await until(lambda: b"value" in watcher.values) < CHANGE_SEEN
 
 
 async def test_a_member_that_lost_its_peers_is_left(etcd_of_three: EtcdCluster, keys: Keys) -> None:
@@ -181,4 +181,4 @@ async def test_a_member_that_lost_its_peers_is_left(etcd_of_three: EtcdCluster, 
             member.thaw()
         await etcd_of_three.wait_healthy()
         await etcd_of_three.put(keys.member("a"), b"value")
-        await until(lambda: watcher.values == [b"value"], CHANGE_SEEN)
+        await until(lambda: b"value" in watcher.values, CHANGE_SEEN)

@@ -14,7 +14,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -27,7 +26,7 @@ from faults import checker, histories
 from faults.audit import Store
 from faults.recording_client import Ask, RecordingClient
 from prometheus_client.parser import text_string_to_metric_families
-from services.ports import PORTS
+from services.ports import free_port
 
 from duecourse import client as sdk
 from duecourse.cli.launcher.children import Child, Nursery
@@ -85,7 +84,7 @@ class NodeProcess:
 
     def move(self) -> None:
         """Have it listen on other ports, from its next start on."""
-        self.port, self.admin_port, self.peer_port = _free_port(), _free_port(), _free_port()
+        self.port, self.admin_port, self.peer_port = free_port(), free_port(), free_port()
 
     def spawn(self, *failpoints: str) -> Child:
         """Start the process, with failpoints armed."""
@@ -351,14 +350,3 @@ def children_of(pid: int) -> Iterator[int]:
             with suppress(OSError):
                 if parent_of(int(entry.name)) == pid:
                     yield int(entry.name)
-
-
-def _free_port() -> int:
-    for port in random.sample(PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("there is no free port")

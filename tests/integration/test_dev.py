@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import shlex
 import signal
 import socket
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services.ports import PORTS
+from services.ports import free_ports_apart
 
 from duecourse import client as sdk
 from duecourse.cli.launcher import ports
@@ -32,7 +31,7 @@ class Dev:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "data"
         self.log = folder / "dev.log"
-        self.port, self.admin_port = free_ports(), free_ports()
+        self.port, self.admin_port = free_ports_apart(PORT_STEP, 3), free_ports_apart(PORT_STEP, 3)
         self.command = [*DUECOURSE, "dev", "--data", str(self.folder)]
         self.command += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
         self.process: subprocess.Popen[bytes] | None = None
@@ -88,14 +87,6 @@ def dev(tmp_path: Path) -> Iterator[Dev]:
     yield one
     if one.process is not None and one.process.poll() is None:
         one.end(signal.SIGTERM)
-
-
-def free_ports() -> int:
-    """Return a port that is free, and so are those of two further nodes; below what outgoing connections are given."""
-    while True:
-        port = random.SystemRandom().choice(PORTS[: -2 * PORT_STEP])
-        if all(ports.is_free(port + number * PORT_STEP) for number in range(3)):
-            return port
 
 
 def is_served(port: int) -> bool:

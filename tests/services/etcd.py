@@ -10,10 +10,8 @@ lease, compact) goes through etcd's JSON gateway, not through the client that is
 import asyncio
 import base64
 import json
-import random
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import IO, Any, Final, Self
 
 import pytest
 import pytest_asyncio
-from services.ports import PORTS
+from services.ports import free_port
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -242,7 +240,10 @@ class EtcdCluster:
         shutil.copytree(copy, member.data_dir)
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
-        """Write a key, as an outsider. Returns its revision."""
+        """Write a key, as an outsider. Returns its revision.
+
+        Of several members one may apply it and answer too late, and the next one apply it once more.
+        """
         answer = await self._ask("kv/put", {"key": text(key), "value": text(value), "lease": str(lease)})
         return int(answer["header"]["revision"])
 
@@ -303,7 +304,7 @@ class EtcdCluster:
 
     def _choose(self, folder: Path) -> None:
         folder.mkdir(parents=True)
-        ports = _free_ports(2 * self._size)
+        ports = [free_port() for _ in range(2 * self._size)]
         self.members = [
             EtcdMember(
                 f"member-{number}",
@@ -320,20 +321,6 @@ class EtcdCluster:
 def text(data: bytes) -> str:
     """Return bytes as the JSON gateway wants them."""
     return base64.b64encode(data).decode()
-
-
-def _free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
-        port = random.SystemRandom().choice(PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return found
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
