@@ -15,7 +15,7 @@ from typing import Final
 from simulation.checker import Checker
 from simulation.clock import START, MachineClock
 from simulation.loop import Process, SimulationLoop
-from simulation.plan import QUEUES, TASK_TYPES, Ending, Setup, TaskPlan
+from simulation.plan import QUEUES, RETRY_AFTER, TASK_TYPES, Ending, Setup, TaskPlan
 
 from duecourse.client import Client, errors, tasks
 from duecourse.model import bounds
@@ -143,7 +143,7 @@ class Worker:
             case Ending.FATAL:
                 raise NonRetryable("no use")
             case Ending.LATER:
-                raise RetryAfter(timedelta(milliseconds=300))
+                raise RetryAfter(timedelta(microseconds=RETRY_AFTER))
             case _:
                 return {"attempt": context.attempt} if context.attempt % 2 else None
 

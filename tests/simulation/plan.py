@@ -14,6 +14,8 @@ from duecourse.model.instants import Micros
 
 TASK_TYPES: Final = ("send", "resize")
 QUEUES: Final = ("default", "mail")
+RETRY_AFTER: Final[Micros] = 300 * bounds.MILLISECOND
+"""What a handler asks for that wants to be tried again later."""
 
 
 class Kind(StrEnum):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from simulation.clock import START, Reference
 from simulation.history import TRANSITIONS, Grant, History, Record
 from simulation.loop import Process
+from simulation.plan import RETRY_AFTER
 from simulation.terms import Terms
 
 from duecourse.model import bounds
@@ -14,6 +15,7 @@ from duecourse.server.core.task import (
     HELD,
     TERMINAL,
     WAITING,
+    Attempt,
     AttemptOutcome,
     Progress,
     ShardId,
@@ -23,6 +25,7 @@ from duecourse.server.core.task import (
 )
 from duecourse.server.core.writes import Insert, Update
 from duecourse.server.storage import CommitAnswer, Committed, Refused, ShardBatch, Stale
+from duecourse.worker import RetryAfter
 
 
 class StoreChecks:
@@ -202,6 +205,20 @@ class StoreChecks:
             self._fail("S11", f"{key.task_id}: attempt {was.number} had begun and is said to be unstarted", key)
         if after.state in WAITING and not is_returned and after.attempts_used >= record.task.policy.max_attempts:
             self._fail("S11", f"{key.task_id} waits for an attempt more than it has", key)
+        if after.state is TaskState.RETRY_WAIT and not is_returned:
+            waits = (after.due_time or 0) - (attempt.end_time or 0)
+            if waits < _shortest_wait(record.task, before.attempts_used, attempt):
+                self._fail("S3", f"{key.task_id} waits {waits} us after its failure {before.attempts_used}", key)
+
+
+def _shortest_wait(task: Task, failures: int, attempt: Attempt) -> Micros:
+    """Return how long a task waits at least after so many failures, the last of them that of an attempt."""
+    policy = task.policy
+    wait = min(policy.max_backoff, policy.initial_backoff * policy.multiplier ** (failures - 1))
+    if attempt.failure is not None and attempt.failure.type.endswith(RetryAfter.__name__):
+        # The handler may have been told to stop just before, and then it is not asked when.
+        wait = min(wait, RETRY_AFTER)
+    return int(wait * (1 - policy.jitter)) - 1
 
 
 def _relative(utc: Micros | None) -> str:
