@@ -331,6 +331,16 @@ def test_an_assignment_that_was_lost_with_its_stream_is_returned_by_the_next_one
     assert shard.attempt().outcome is AttemptOutcome.RETURNED
 
 
+def test_an_assignment_that_a_new_stream_listed_and_lists_no_more_is_returned() -> None:
+    """The numbers of the old stream mean nothing on the new one."""
+    shard, token = held(TaskState.LEASED)
+    shard.lease().assignment_number = 7
+    shard.new_stream()
+    shard.hold(token, last=0)
+    shard.hold(last=0)
+    assert shard.attempt().outcome is AttemptOutcome.RETURNED
+
+
 def test_what_is_absent_while_its_task_is_being_written_is_returned_afterwards() -> None:
     shard, _ = held(TaskState.LEASED)
     shard.new_stream()

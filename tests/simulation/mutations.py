@@ -336,6 +336,7 @@ MUTATIONS: Final = (
         "            lease.assignment_number = 0\n",
         "            lease.assignment_number += 0\n",
         is_blind=True,
+        why_not_found="no worker of ours leaves out what it listed before; tests/core has it",
     ),
     Mutation(
         "a pause of the node counts as silence of its workers",
@@ -343,6 +344,7 @@ MUTATIONS: Final = (
         "            lease.unexpired_until = lease.expires_at() + gap\n",
         "            lease.unexpired_until = lease.expires_at()\n",
         is_blind=True,
+        why_not_found="whoever paused that long finds its workers have stopped by themselves; tests/core has it",
     ),
     Mutation(
         "a handler that is to stop gets no grace",
@@ -357,6 +359,7 @@ MUTATIONS: Final = (
         "            if self.claims.get(number) is claims[number]\n",
         "            if number in claims\n",
         is_blind=True,
+        why_not_found="the store tells such a leader within a second that another leads; tests/shards has it",
     ),
     Mutation(
         "the cuts of a bucket are not handed to the shard",
@@ -378,6 +381,7 @@ MUTATIONS: Final = (
         "        self._refused.pop(stream.address, None)\n",
         "        self._refused.get(stream.address, None)\n",
         is_blind=True,
+        why_not_found="no node takes the address of another one here; tests/worker has it",
     ),
     Mutation(
         "attempts wait no longer from one to the next",
