@@ -25,3 +25,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell has what it starts in the background ignore Ctrl-C, and so would the commands that tests stop by it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell how many seeds of the simulation counted."""
+    passed = terminalreporter.getreports("passed")
+    counted = sum(
+        int(str(value)) for report in passed for name, value in report.user_properties if name == "counted seeds"
+    )
+    if counted:
+        terminalreporter.write_line(f"simulation: {counted} counted seeds without a violation")
