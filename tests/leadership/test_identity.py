@@ -131,6 +131,15 @@ async def test_a_store_that_has_forgotten_epochs_gets_higher_ones_when_it_is_reb
     assert identity.first_epoch(after, revision) > forgotten
 
 
+async def test_epochs_do_not_fall_when_a_cluster_is_rebound_after_its_store_and_the_clock_went_back(
+    client: EtcdClient, keys: Keys
+) -> None:
+    times = iter((bounds.DAY, bounds.DAY - bounds.HOUR))
+    before = await rebind(client, keys, MemoryStore(SHARDS, lambda: next(times)))
+    after = await rebind(client, keys, MemoryStore(SHARDS, lambda: next(times)))
+    assert after.epoch_base >= before.epoch_base
+
+
 async def test_a_rebinding_that_was_interrupted_is_refused_until_it_is_done_again(
     client: EtcdClient, keys: Keys, store: MemoryStore
 ) -> None:

@@ -57,4 +57,11 @@ FOUND: Final = (
         "a task that a store which was set back had forgotten was in memory twice when it was submitted anew",
         "Let go of what a store that was set back has forgotten, when it takes the task anew",
     ),
+    Found(
+        Kind.CLUSTER,
+        101545,
+        "L1",
+        "a cluster rebound twice, with the store set back in between and all clocks after it, got lower epochs",
+        "Never rebind a cluster to lower epochs than etcd says it was rebound to before",
+    ),
 )

@@ -13,8 +13,9 @@ one database, and whatever else is found is refused with a message that says wha
     an epoch that etcd has not given yet                       refused: etcd was restored from an older copy
 
 `rebind` is the way out of the last ones, with all nodes stopped: a new id in all rows, and in etcd a base that puts
-every later epoch above theirs. It also goes by the time, so that epochs are higher than those that a store which was
-restored has forgotten: workers that run on remember them, and refuse what comes under lower ones.
+every later epoch above theirs. The base also goes by the time and never falls, so that epochs are higher than those
+that a store which was restored has forgotten: workers that run on remember them, and refuse whatever comes under lower
+ones.
 """
 
 import os
@@ -78,10 +79,12 @@ async def rebind(client: EtcdClient, keys: Keys, store: TaskStore) -> Cluster:
     """
     rows = await store.bind(_new_id(), is_forced=True)
     highest = max((row.epoch for row in rows), default=0)
-    _, revision = await client.read(keys.cluster, keys.cluster + b"\0")
+    found, revision = await client.read(keys.cluster, keys.cluster + b"\0")
+    before = parse_cluster(found[0].value) if found else None
+    last_base = before.epoch_base if before is not None else 0
     # What was given before is lower, as long as etcd's revision has grown by less than one a millisecond.
     by_time = ((await store.read_clock()).time // bounds.MILLISECOND - revision) * RAISES_PER_CLAIM
-    cluster = Cluster(id=rows[0].coordination, shards=len(rows), epoch_base=Epoch(max(highest, by_time)))
+    cluster = Cluster(id=rows[0].coordination, shards=len(rows), epoch_base=Epoch(max(highest, last_base, by_time)))
     await client.txn([], [transaction.put(keys.cluster, format_cluster(cluster))])
     _log.info("cluster_rebound", cluster=cluster.id, shards=cluster.shards, epoch_base=cluster.epoch_base)
     return cluster
