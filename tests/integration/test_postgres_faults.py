@@ -69,7 +69,7 @@ async def leading(dsn: str, commit_timeout: int = bounds.COMMIT_TIMEOUT) -> Asyn
     leader = Leader(store, raised.fence)
     # The second one creates no queue any more; from then on every commit is one round trip.
     for _ in range(2):
-        assert await leader.commits_again()
+        await eventually(leader.commits_again)
     try:
         yield leader
     finally:
