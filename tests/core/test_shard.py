@@ -272,12 +272,13 @@ def test_an_outcome_that_was_known_while_nobody_led_is_recorded_though_its_time_
     assert shard.end(token, OutcomeKind.SUCCEEDED) is Verdict.RECORDED
 
 
-def test_the_grace_ends_one_lease_time_after_the_first_takeover() -> None:
+@pytest.mark.parametrize("further", [0, 3])
+def test_the_grace_ends_one_lease_time_after_the_first_takeover(further: int) -> None:
     shard, _ = held(TaskState.RUNNING)
     shard.elapsed += bounds.SECOND
     shard.take_over()
     first = shard.elapsed
-    for _ in range(3):
+    for _ in range(further):
         shard.elapsed += 5 * bounds.SECOND
         shard.take_over()
     shard.pass_time(first + LEASE - shard.elapsed - bounds.SECOND, is_renewed=False)

@@ -179,6 +179,23 @@ async def test_an_answer_that_is_lost_is_uncertain_and_a_repeat_tells(is_applied
         assert await scheduler.commands.submit([task]) == [Submitted(task.uid, not is_applied)]
 
 
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_who_waits_for_a_commit_is_told_though_the_term_ends_before_its_answer(is_applied: bool) -> None:
+    store = TroubledStore()
+    async with running(store) as scheduler:
+        store.is_open.clear()
+        if not is_applied:
+            store.before = once(Refused("no", is_data=False))
+        task = submission("a")
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(scheduler.commands.submit([task]))
+            await until(lambda: store.sizes[-1:] == [1])
+            scheduler.loop.end(scheduler.loop.shards[task.shard])
+            store.is_open.set()
+        told = errors.OutcomeUncertain() if is_applied else errors.NoLeader(task.shard)
+        assert asking.result() == [told]
+
+
 async def test_a_node_whose_shard_was_taken_refuses_and_gives_up() -> None:
     store = TroubledStore()
     with pytest.raises(ExceptionGroup) as ended:

@@ -107,6 +107,14 @@ def test_a_node_that_is_gone_is_not_wanted_any_more_unless_it_is_a_seed(machine:
     assert machine.protocol.reach.wanted(["seed"]) == ["seed"]
 
 
+def test_what_only_the_node_of_a_stream_that_has_ended_lists_is_not_wanted_any_more(machine: Machine) -> None:
+    machine.open("two:1", node_id="n2")
+    machine.hear("two:1", cluster_changed=nodes(n2="two:1", n3="three:1"))
+    assert machine.protocol.reach.wanted(["seed"]) == ["two:1", "three:1", "seed"]
+    machine.close("two:1")
+    assert machine.protocol.reach.wanted(["seed"]) == ["two:1", "seed"]
+
+
 def test_the_list_of_one_node_does_not_hide_what_another_one_lists(machine: Machine) -> None:
     machine.open("two:1", node_id="n2")
     machine.hear("two:1", cluster_changed=nodes(n2="two:1", n3="three:1"))
