@@ -291,7 +291,7 @@ class Node:
                 read.event = events.LaneLoaded(request.lane, request.version, tasks, is_end)
             case BucketLoad():
                 tasks, cut = snapshot.buckets(number, request.due_from, request.due_before, HEAD)
-                read.event = events.BucketsLoaded(tasks, cut)
+                read.event = events.BucketsLoaded(tasks, cut, request.due_from)
             case None:
                 read.event = events.Audited(snapshot.oldest_due(number, earliest, 4))
 
@@ -306,10 +306,8 @@ class Node:
         """Move the horizon, and read what that uncovers."""
         target = (now.latest + HORIZON) // bounds.BUCKET * bounds.BUCKET + bounds.BUCKET
         for number, shard in self.shards.items():
-            reached = shard.near.horizon
-            if reached < target:
-                shard.near.horizon = target
-                self.reads.append(Read(shard, BucketLoad(number, reached, target)))
+            if shard.near.horizon < target:
+                self.reads.append(Read(shard, BucketLoad(number, shard.near.advance(target), target)))
 
     # Streams.
 

@@ -157,7 +157,7 @@ def test_a_load_that_meets_a_repeated_submission_does_not_lose_the_task() -> Non
     shard = OneShard(horizon=bounds.BUCKET)
     shard.submit(delay=2 * bounds.BUCKET)
     assert not shard.shard.near.tasks
-    reached, shard.shard.near.horizon = shard.shard.near.horizon, START + 4 * bounds.BUCKET
+    reached = shard.shard.near.advance(START + 4 * bounds.BUCKET)
     shard.holds_commits = True
     again = shard.submit_only(delay=2 * bounds.BUCKET)
     tasks, cut = shard.store.snapshot().buckets(ShardId(0), reached, shard.shard.near.horizon, bounds.HEAD)
@@ -184,6 +184,26 @@ def test_the_audit_finds_what_memory_misses_and_counts_it() -> None:
     shard.handle(events.Audited(shard.store.snapshot().oldest_due(ShardId(0), START + 1, 10)))
     assert shard.out.audit_misses == 1
     assert shard.is_ready()
+
+
+def test_the_audit_calls_nothing_missed_that_is_still_being_read() -> None:
+    """Its store was away for longer than the horizon reaches, and the audit is the first to hear of it again."""
+    shard = OneShard(horizon=bounds.BUCKET)
+    shard.submit(delay=2 * bounds.BUCKET)
+    near = shard.shard.near
+    reached = near.advance(START + 4 * bounds.BUCKET)
+    shard.elapsed = 3 * bounds.BUCKET
+    snapshot = shard.store.snapshot()
+    audited = events.Audited(snapshot.oldest_due(ShardId(0), shard.now().earliest, 10))
+    assert audited.tasks
+    shard.handle(audited)
+    assert not near.tasks
+    tasks, cut = snapshot.buckets(ShardId(0), reached, near.horizon, bounds.HEAD)
+    shard.handle(events.BucketsLoaded(tasks, cut, reached))
+    near.take(near.tasks[KEY])
+    assert shard.out.audit_misses == 0
+    shard.handle(audited)
+    assert shard.out.audit_misses == 1
 
 
 def test_the_audit_finds_a_lease_of_a_store_that_has_fallen_back() -> None:

@@ -159,10 +159,11 @@ class HeldLoaded:
 
 @dataclass(slots=True, eq=False)
 class BucketsLoaded:
-    """Waiting tasks of a range of buckets; `cut`: see `storage.LoadedBuckets`."""
+    """Waiting tasks of a range of buckets, which begins at `due_from`; `cut`: see `storage.LoadedBuckets`."""
 
     tasks: list[Task]
     cut: dict[Lane, DueKey]
+    due_from: Micros = 0
 
 
 @dataclass(slots=True, eq=False)

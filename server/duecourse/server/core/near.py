@@ -83,8 +83,20 @@ class Near:
         self._due: list[tuple[Micros, int, Task]] = []
         self._due_bound = _DUE_SLACK
         self._low: dict[Head, None] = {}
+        self._uncovered: set[Micros] = set()
+        """Where the ranges of buckets begin that the horizon has uncovered and that are still being read."""
         self._versions = itertools.count(1)
         """One for all heads: a read for a head that is gone must not be taken for one of the lane's next head."""
+
+    def advance(self, horizon: Micros) -> Micros:
+        """Move the horizon; return up to where it was. The buckets in between are to be read now."""
+        reached, self.horizon = self.horizon, horizon
+        self._uncovered.add(reached)
+        return reached
+
+    def covered(self, due_from: Micros) -> None:
+        """Note that the buckets which were uncovered from there on have been read."""
+        self._uncovered.discard(due_from)
 
     def place(self, task: Task, ready: list[Task], due_before: Micros) -> None:
         """Take a waiting task in, if it is near and its lane's head admits it; `ready` gets it if it is due already.
@@ -146,7 +158,8 @@ class Near:
         """Tell whether a waiting task would have to be in memory."""
         key = due_key(task)
         head = self.heads.get(task.lane)
-        return key.due_time < self.horizon and (head is None or head.cursor is None or key <= head.cursor)
+        complete_to = min(self._uncovered, default=self.horizon)
+        return key.due_time < complete_to and (head is None or head.cursor is None or key <= head.cursor)
 
     @property
     def is_low(self) -> bool:

@@ -388,6 +388,7 @@ class Shard:
         for task in event.tasks:
             if not self._knows_better(task):
                 self.near.place(task, out.ready, now.earliest)
+        self.near.covered(event.due_from)
 
     def _audit(self, tasks: list[Task], out: Effects) -> None:
         """Hold tasks that the store takes for due or held against memory; what memory misses is read again."""

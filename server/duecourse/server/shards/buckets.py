@@ -33,7 +33,7 @@ def horizon_at(now: Micros, ahead: Micros) -> Micros:
     return (now + ahead) // bounds.BUCKET * bounds.BUCKET + bounds.BUCKET
 
 
-def post_buckets(loop: Loop, shards: Mapping[ShardId, Shard], loaded: LoadedBuckets) -> None:
+def post_buckets(loop: Loop, shards: Mapping[ShardId, Shard], loaded: LoadedBuckets, due_from: Micros = 0) -> None:
     """Hand what was loaded to the shards that it belongs to, and drop what is of others: they were given up."""
     tasks: defaultdict[ShardId, list[Task]] = defaultdict(list)
     for task in loaded.tasks:
@@ -41,8 +41,8 @@ def post_buckets(loop: Loop, shards: Mapping[ShardId, Shard], loaded: LoadedBuck
     cuts: defaultdict[ShardId, dict[Lane, DueKey]] = defaultdict(dict)
     for (number, lane), key in loaded.cut.items():
         cuts[number][lane] = key
-    for number in (tasks.keys() | cuts.keys()) & shards.keys():
-        loop.post_to(shards[number], BucketsLoaded(tasks[number], cuts[number]))
+    for number, shard in shards.items():
+        loop.post_to(shard, BucketsLoaded(tasks[number], cuts[number], due_from))
 
 
 class Horizon:
@@ -63,8 +63,7 @@ class Horizon:
                 behind: defaultdict[Micros, dict[ShardId, Shard]] = defaultdict(dict)
                 for number, shard in self._loop.shards.items():
                     if shard.near.horizon < target:
-                        behind[shard.near.horizon][number] = shard
-                        shard.near.horizon = target
+                        behind[shard.near.advance(target)][number] = shard
                 for reached, shards in behind.items():
                     group.create_task(self._load(shards, reached, target), name="load buckets")
                 await self._loop.clock.sleep(bounds.LONGEST_SLEEP)
@@ -84,6 +83,6 @@ class Horizon:
                 await self._loop.clock.sleep(next(waits))
                 continue
             self._metrics.loads["bucket"] += 1
-            post_buckets(self._loop, shards, loaded)
+            post_buckets(self._loop, shards, loaded, due_from)
             await set_aside(self._store, self._loop, self._metrics, loaded.corrupt)
             return
