@@ -1,10 +1,12 @@
 """Single calls: what is sent again, with which ids, and what is raised in the end."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
 from services.scripted import ScriptedNode, Silence, Status, a_task
+from services.waiting import until
 
 from duecourse.client import (
     CancelResult,
@@ -85,6 +87,26 @@ async def test_an_overload_that_passes_is_waited_out(client: Client, node: Scrip
     node.script("SubmitTask", overloaded, overloaded)
     assert (await client.submit(NewTask("remind"))).created
     assert len(node.requests) == 3
+
+
+async def test_what_waits_between_two_tries_fails_when_its_client_is_closed(node: ScriptedNode) -> None:
+    client = Client(node.address, follows_leaders=False)
+    wait = timedelta(milliseconds=300)
+    node.script("SubmitTask", Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", retry_after=wait))
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(_failure_of_a_submission(client))
+        await until(lambda: node.requests and not any(route.calls for route in client._router._routes.values()))
+        await client.close()
+    assert isinstance(call.result(), Overloaded)
+    assert len(node.requests) == 1
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        await client.submit(NewTask("remind"))
+
+
+async def _failure_of_a_submission(client: Client) -> DuecourseError:
+    with pytest.raises(DuecourseError) as raised:
+        await client.submit(NewTask("remind"))
+    return raised.value
 
 
 async def test_one_lost_answer_leaves_the_outcome_open_whatever_follows(client: Client, node: ScriptedNode) -> None:

@@ -71,7 +71,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls in flight are cancelled."""
+        """Close the connection; calls in flight are cancelled, and later ones raise RuntimeError."""
         following, self._following = self._following, None
         if following is not None:
             following.cancel()

@@ -96,7 +96,7 @@ class Caller:
     ) -> _Answer:
         """Call `attempt` with a way and a time-out in seconds until it answers; raise what all tries came to.
 
-        With a `slot` the way is that to its leader.
+        With a `slot` the way is that to its leader. What waits between two tries when the client is closed has failed.
         """
         hint = ""
         cancelled_before = _times_cancelled()
@@ -122,7 +122,7 @@ class Caller:
                 # A reason is the node's own word: it has answered.
                 is_silent = isinstance(failure, errors.OutcomeUncertain) and not failure.reason
                 self._router.avoid(route, is_silent=is_silent)
-            if not await patience.allows_retry(failure):
+            if not await patience.allows_retry(failure) or self._router.is_closed:
                 raise patience.verdict(failure) from cause
 
 

@@ -93,6 +93,7 @@ class Router:
         self._routes: dict[str, Route] = {}
         self._map: ShardMap | None = None
         self._given_up: set[Call[object]] = set()
+        self.is_closed = False
 
     @property
     def has_several(self) -> bool:
@@ -104,7 +105,12 @@ class Router:
         return self._map.leader(slot) if self._map is not None and self._map.has_several else ""
 
     def pick(self, slot: int | None = None, hint: str = "") -> Route:
-        """Return the way that the next call takes: to who leads the slot, by a node's `hint` or by what is known."""
+        """Return the way that the next call takes: to who leads the slot, by a node's `hint` or by what is known.
+
+        Raises RuntimeError if it is closed.
+        """
+        if self.is_closed:
+            raise RuntimeError("the client is closed")
         address = hint or ("" if slot is None else self.leader(slot))
         if address and address != self._current:
             route = self._route(address)
@@ -171,6 +177,7 @@ class Router:
 
     async def close(self) -> None:
         """Close all channels; calls in flight are cancelled."""
+        self.is_closed = True
         routes, self._routes = self._routes, {}
         for route in routes.values():
             await route.channel.close()
