@@ -119,9 +119,10 @@ class Scheduler:
 
     async def finish_drain(self, until: Micros) -> None:
         """Let what is in flight become durable, until an elapsed time; what waits for a worker waits in the store."""
-        while not self.lanes.is_idle and self._clock.elapsed() < until:
-            await self._clock.sleep(_STEP)
+        await self._rest(until)
         self.hub.close()
+        # What was granted and could not be sent any more is returned.
+        await self._rest(until)
 
     def why_not_ready(self) -> str | None:
         """Tell what keeps the node from serving; None if nothing does."""
@@ -158,6 +159,11 @@ class Scheduler:
             worker_streams=self.hub.streams,
         )
         return ClusterDescription(self._leadership.coordination, node.node_id, [node], shards, self.hub.streams)
+
+    async def _rest(self, until: Micros) -> None:
+        """Wait until all that was asked of the store is answered and handled."""
+        while not (self.lanes.is_idle and not self.loop.inbox_size) and self._clock.elapsed() < until:
+            await self._clock.sleep(_STEP)
 
     async def _beat(self) -> Never:
         interval = min(self._options.heartbeat // 4, bounds.LONGEST_SLEEP)
