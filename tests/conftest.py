@@ -1,15 +1,19 @@
 """What all tests share: the services that some of them run against, and where temporary files lie."""
 
+import json
 import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 pytest_plugins = ["services.etcd", "services.postgres"]
 
 _TEMPORARY_ROOT = "PYTEST_DEBUG_TEMPROOT"
+_SIMULATED = "simulated "
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,11 +31,35 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell how many seeds of the simulation counted."""
-    passed = terminalreporter.getreports("passed")
-    counted = sum(
-        int(str(value)) for report in passed for name, value in report.user_properties if name == "counted seeds"
-    )
-    if counted:
-        terminalreporter.write_line(f"simulation: {counted} counted seeds without a violation")
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if the simulation's seeds were enough to see all that can happen, and have not."""
+    if session.exitstatus == pytest.ExitCode.OK and any(lost for _, _, lost in _simulated(session.config)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell how many seeds of the simulation counted, and what they have not seen."""
+    for kind, seen, lost in _simulated(config):
+        terminalreporter.write_line(
+            f"simulation: {seen['seeds']} seeds of {kind} without a violation, {seen['counted']} of them counted"
+        )
+        if lost:
+            terminalreporter.write_line(f"simulation: SEEDS OF {kind} SHOULD HAVE SEEN: {', '.join(lost)}", red=True)
+
+
+def _simulated(config: pytest.Config) -> Iterator[tuple[str, Counter[str], list[str]]]:
+    """Sum up what the parts of `simulation/test_seeds.py` hand on: per kind, what was seen, and what should have been.
+
+    Parts may have run in several processes, whose reports all come together where they are told.
+    """
+    reporter: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    sums: dict[str, Counter[str]] = {}
+    for report in reporter.getreports("passed") if reporter is not None else ():
+        for name, value in report.user_properties:
+            if name.startswith(_SIMULATED):
+                sums.setdefault(name.removeprefix(_SIMULATED), Counter()).update(json.loads(str(value)))
+    for kind, seen in sums.items():
+        # Only here, since most sessions run no seeds.
+        from simulation import coverage, plan
+
+        yield kind, seen, coverage.lost(plan.Kind(kind), seen["seeds"], seen["counted"], seen)

@@ -526,6 +526,17 @@ def test_time_in_which_the_loop_did_not_run_is_not_the_workers_silence() -> None
     assert shard.attempt().outcome is AttemptOutcome.LEASE_LOST
 
 
+def test_a_lease_that_is_heard_of_just_after_a_pause_lasts_no_longer_for_the_pause() -> None:
+    shard, token = held(TaskState.RUNNING)
+    shard.pass_time(bounds.SECOND)
+    shard.elapsed += LEASE
+    shard.holder.renewed_at = shard.elapsed
+    shard.hold(token, has_started=True)
+    shard.handle(events.Tick())
+    shard.pass_time(LEASE + bounds.SECOND, is_renewed=False)
+    assert shard.attempt().outcome is AttemptOutcome.LEASE_LOST
+
+
 # Time.
 
 

@@ -206,8 +206,9 @@ class Stream:
 
     def send(self, message: Any) -> None:
         """Send a message without waiting for room."""
-        self._network.watcher.client_says(self._call.client, self._call.method, message)
         self._call.send(self._encode(message))
+        # A fault that strikes in this moment finds it on its way.
+        self._network.watcher.client_says(self._call.client, self._call.method, message)
 
     def cancel(self) -> bool:
         """End the stream."""

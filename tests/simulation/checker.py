@@ -4,24 +4,22 @@ The checker keeps a history of its own: it sees what the store applied, what nod
 what handlers did, and believes none of them alone. Invariants go by their numbers in `docs/reliability.md`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 from simulation.clock import Reference
-from simulation.history import History, Record
+from simulation.history import Grant, History, Record
 from simulation.loop import Process, SimulationLoop
 from simulation.network import Status
 from simulation.store_checks import StoreChecks
 from simulation.terms import Terms
 from simulation.wire_checks import WireChecks
 
-from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.task import TERMINAL, AttemptOutcome, Progress, ShardId, Task, TaskKey
 from duecourse.server.storage import CommitAnswer, Raised, RaiseRefused, ShardBatch, ShardRow
-
-_JUST_RESUMED: Final = 100 * bounds.MILLISECOND
 
 
 class Checker:
@@ -48,12 +46,14 @@ class Checker:
         *,
         strike: Callable[[str, Process], None],
         is_calm: Callable[[str], bool],
-        exists: Callable[[TaskKey], bool],
+        find: Callable[[TaskKey], Task | None],
+        retention: Micros,
     ) -> None:
-        """Attach it to a run; `History.strike`, `StoreChecks.is_calm` and `StoreChecks.exists` say what for."""
+        """Attach it to a run; `History.strike`, `StoreChecks.is_calm` and `StoreChecks.find` say what for."""
         self._history.strike = strike
         self._store.is_calm = is_calm
-        self._store.exists = exists
+        self._store.find = find
+        self._store.retention = retention
 
     # What the store and etcd do.
 
@@ -126,7 +126,7 @@ class Checker:
             self.fail("S11", f"{task_id}: attempt {attempt} was said to be unstarted, and begins", key)
         elif record.is_prevented:
             self.fail("S8", f"{task_id} was said to be prevented, and begins", key)
-        elif grant.outcome is not None and self._history.now - worker.resumed_at > _JUST_RESUMED:
+        elif grant.outcome is not None:
             self.fail("S7", f"{task_id}: attempt {attempt} begins after it has ended {grant.outcome}", key)
         begun = sum(one.started_at is not None for one in record.grants.values())
         if begun > record.task.policy.max_attempts:
@@ -143,14 +143,22 @@ class Checker:
         """Return the tasks that have not ended."""
         return [record for record in self.records.values() if record.progress.state not in TERMINAL]
 
+    def grants_from(self, number: int) -> list[Grant]:
+        """Return what was granted, but for the first `number` grants."""
+        return list(islice(self._history.grants.values(), number, None))
+
     def has_lost(self, key: TaskKey) -> bool:
         """Tell whether the store has lost something of a task."""
         return key in self._history.lost
 
     @property
-    def has_fallen_back(self) -> bool:
-        """Whether the store has lost something."""
-        return bool(self._history.lost)
+    def shards_behind(self) -> Collection[ShardId]:
+        """Return the shards whose leaders may know more than a store that has lost something."""
+        return self._history.shards_behind
+
+    def was_behind_since(self, at: Micros) -> bool:
+        """Tell whether there has been such a shard since a time."""
+        return bool(self._history.shards_behind) or self._history.behind_until >= at
 
     @property
     def changes_of_leader(self) -> int:

@@ -52,18 +52,20 @@ class Copies:
         if not self._is_needed or now < self._taken_at + _EVERY or self._world.etcd is None:
             return
         self._taken_at = now
-        records = self._world.checker.records
-        progress = {key: record.progress for key, record in records.items() if not record.is_gone}
-        self._kept.append(_Copy(now, self._world.etcd.save(), *self._store(), progress))
+        self._kept.append(_Copy(now, self._world.etcd.save(), *self._store(), self._progress()))
         if self._first is None and now >= _SETTLED:
             self._first = self._kept[-1]
 
     def restore_etcd(self, age: int) -> bool:
-        """Have etcd begin anew from a copy; False: there is none."""
+        """Have etcd begin anew from a copy; False: there is none, or nothing was written since."""
         etcd = self._world.etcd
         if not self._kept or etcd is None:
             return False
         kept = self._copy(age)
+        if kept.etcd.revision == etcd.keyspace.revision and self._first is not None:
+            kept = self._first
+        if kept.etcd.revision == etcd.keyspace.revision:
+            return False
         self._drop_later(kept)
         etcd.kill()
         etcd.set_back(kept.etcd)
@@ -71,10 +73,12 @@ class Copies:
         return True
 
     def fall_back(self, age: int) -> bool:
-        """Have the store lose what came after a copy; False: there is none."""
+        """Have the store lose what came after a copy; False: there is none, or nothing came."""
         if not self._kept:
             return False
         backing, kept = self._backing, self._copy(age)
+        if self._is_as_now(kept):
+            return False
         self._drop_later(kept)
         # Copied again: it may be fallen back to once more.
         backing._shards, backing._records, backing._queues = kept.shards, kept.records, kept.queues
@@ -88,6 +92,17 @@ class Copies:
         if age % 3 == 0 and self._first is not None:
             return self._first
         return self._kept[-1 - age % len(self._kept)]
+
+    def _is_as_now(self, kept: _Copy) -> bool:
+        """Tell whether the store holds nothing else than a copy."""
+        shards = self._backing._shards
+        return kept.progress == self._progress() and all(
+            held.row == shards[shard].row for shard, held in kept.shards.items()
+        )
+
+    def _progress(self) -> Mapping[TaskKey, Progress]:
+        records = self._world.checker.records
+        return {key: record.progress for key, record in records.items() if not record.is_gone}
 
     def _drop_later(self, kept: _Copy) -> None:
         """Forget the copies that were taken after one: what they show is not what becomes of that one."""

@@ -70,6 +70,7 @@ class Member:
         """End it without a chance to do anything; its connections are reset."""
         if self.process is not None and not self.process.is_dead:
             self.process.kill()
+            self._etcd.forget_watches(self)
             self._etcd.network.gone(self.process, has_notice=True)
             self._etcd.count_votes()
 
@@ -84,6 +85,11 @@ class Member:
         if self.process is not None and self.process.is_paused:
             self.process.resume()
             self._etcd.count_votes()
+
+    def tell(self, moment: str) -> None:
+        """Tell that something goes by here."""
+        if self.process is not None:
+            self._etcd.moment(moment, self.process)
 
 
 class SimulatedEtcd:
@@ -210,6 +216,11 @@ class SimulatedEtcd:
         finally:
             timer.cancel()
 
+    def forget_watches(self, member: Member) -> None:
+        """Drop the watches of a member that was killed: nothing of it runs that would."""
+        for stream in [stream for stream in self.watches if stream.member is member]:
+            del self.watches[stream]
+
     def _elect(self) -> None:
         self._election = None
         voters = [member for member in self.members if member.takes_part]
@@ -246,7 +257,7 @@ class _WatchStream:
         self.has_news = asyncio.Event()
         self.needs_leader = ("hasleader", "true") in tuple(context.invocation_metadata())
         self._etcd = etcd
-        self._member = member
+        self.member = member
         self._context = context
         self._range: tuple[bytes, bytes] | None = None
         self._next = 0
@@ -293,6 +304,7 @@ class _WatchStream:
         keyspace = self._etcd.keyspace
         if self._next < keyspace.compacted:
             self._range = None
+            self.member.tell("etcd watch compacted")
             await self._say(canceled=True, compact_revision=keyspace.compacted)
             return
         events: list[watch_pb2.Event] = []
@@ -303,7 +315,7 @@ class _WatchStream:
             await self._say(events=events)
 
     async def _say(self, **fields: Any) -> None:
-        await self._context.write(watch_pb2.WatchResponse(header=self._etcd.header(self._member), **fields))
+        await self._context.write(watch_pb2.WatchResponse(header=self._etcd.header(self.member), **fields))
 
 
 class _Services:
@@ -322,7 +334,7 @@ class _Services:
     async def txn(self, request: kv_pb2.TxnRequest, context: Context) -> Any:
         """Compare and do."""
         answer = await self._answer(context, partial(self._keyspace.txn, request))
-        self._tell("etcd txn applied")
+        self._tell("etcd txn applied", context)
         return answer
 
     async def grant(self, request: lease_pb2.LeaseGrantRequest, context: Context) -> Any:
@@ -333,7 +345,7 @@ class _Services:
             return lease_pb2.LeaseGrantResponse(id=number, ttl=self._keyspace.leases[number].ttl)
 
         answer = await self._answer(context, apply)
-        self._tell("etcd lease granted")
+        self._tell("etcd lease granted", context)
         return answer
 
     async def revoke(self, request: lease_pb2.LeaseRevokeRequest, context: Context) -> Any:
@@ -371,7 +383,7 @@ class _Services:
         try:
             await stream.run()
         finally:
-            del self._etcd.watches[stream]
+            self._etcd.watches.pop(stream, None)
         await context.abort(_NO_LEADER.code, _NO_LEADER.details)
 
     def _beat(self, number: int) -> int:
@@ -385,9 +397,9 @@ class _Services:
         answer.header.CopyFrom(self._etcd.header(self._member))
         return answer
 
-    def _tell(self, moment: str) -> None:
-        if self._member.process is not None:
-            self._etcd.moment(moment, self._member.process)
+    def _tell(self, moment: str, context: Context) -> None:
+        """Tell what was done, as a moment of whom it was done for: of a node, mostly."""
+        self._etcd.moment(moment, context._call.client)
 
 
 def _handlers(services: _Services) -> Sequence[grpc.GenericRpcHandler]:

@@ -88,7 +88,7 @@ class Succession:
         """Start a node if none runs any more."""
         world = self._world
         node = world.nodes[self._active]
-        if (node.has_ended or node.process.is_dead) and not world.faults.holds_back(self._active):
+        if node.is_gone and not world.faults.holds_back(self._active):
             running = [one for one in world.nodes.values() if one.is_up]
             if running:
                 self._active = running[-1].address
@@ -117,7 +117,7 @@ class Succession:
     def _is_taken(self, address: str) -> bool:
         """Tell whether a process runs at an address, be it paused."""
         node = self._world.nodes.get(address)
-        return node is not None and not node.process.is_dead and not node.has_ended
+        return node is not None and not node.is_gone
 
 
 class Assembly:
@@ -145,8 +145,8 @@ class Assembly:
         return ADDRESSES[min(len(self._wanted), len(ADDRESSES) - 1)]
 
     def join(self, address: str) -> bool:
-        """Start one more node."""
-        if address in self._wanted:
+        """Start one more node, unless the operator has all nodes stopped."""
+        if address in self._wanted or self._world.operator.is_at_work:
             return False
         self._wanted.append(address)
         self._world.start_node(address)
@@ -159,7 +159,7 @@ class Assembly:
             return
         for address in self._wanted:
             node = world.nodes[address]
-            if address in self._broken or not (node.has_ended or node.process.is_dead):
+            if address in self._broken or not node.is_gone:
                 continue
             if node.is_refused:
                 world.operator.call()
@@ -183,10 +183,9 @@ class Assembly:
         return [self._world.nodes[address] for address in self._wanted if address not in self._broken]
 
     def _leave_one(self, leaving: Leaving) -> None:
-        """Leave one node broken, of those that are if there are any."""
+        """Leave one node broken."""
         world = self._world
-        suffering = [address for address in self._wanted if not world.nodes[address].is_up]
-        address = (suffering or self._wanted)[0]
+        address = self._most_broken(leaving)
         node = world.nodes[address]
         match leaving:
             case Leaving.NOTHING:
@@ -208,3 +207,10 @@ class Assembly:
         self._broken.add(address)
         world.checker.coverage[f"node left {leaving}"] += 1
         world.note("world", f"leaves {address} {leaving}")
+
+    def _most_broken(self, leaving: Leaving) -> str:
+        """Return who is broken already, if there is one; but a dead node cannot be without anything."""
+        nodes = [self._world.nodes[address] for address in self._wanted]
+        if leaving is not Leaving.DEAD:
+            nodes = [node for node in nodes if not node.is_gone] or [self._world.start_node(self._wanted[0])]
+        return min(nodes, key=lambda node: node.is_up).address

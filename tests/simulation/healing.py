@@ -1,10 +1,13 @@
 """What has to come about, and by when, once all is healed that is not gone for good; by itself, without a restart."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from simulation.clock import MachineClock
+from simulation.clock import START, MachineClock
+from simulation.history import Grant, Record
 from simulation.hosts import incarnation_of
+from simulation.loop import Process
 from simulation.nodes import api_address
 from simulation.plan import Kind
 
@@ -24,6 +27,8 @@ _EXPIRY_SLACK: Final = 5 * bounds.SECOND
 _SETTLES_WITHIN: Final = 3 * bounds.SECOND
 _CALM: Final = 5 * bounds.SECOND
 _DEADLINE_BOUND: Final = 2 * bounds.SECOND
+_ORDERED_AFTER: Final = bounds.SECOND
+_PASSED_OVER_AT_MOST: Final = 10
 _SHORTEST: Final = 30 * bounds.SECOND
 """A run that ends earlier does not count."""
 _LONGEST: Final = 150 * bounds.SECOND
@@ -45,9 +50,14 @@ class Healing:
         self._led_at: dict[ShardId, Micros] = {}
         self._led_since: dict[ShardId, Micros] = {}
         """Since when the shards that sound nodes lead have been led so, without a break."""
+        self._granted_at: dict[bytes, Micros] = {}
+        """When leases of workers that are gone were granted, at the earliest, by their tokens."""
         self._overdue_since: dict[TaskKey, Micros] = {}
         """Since when tasks whose deadlines have passed were seen in memory."""
         self._is_connected = False
+        self._granted = len(self._checker.grants_from(0))
+        self._passed_over: Counter[tuple[Process, str]] = Counter()
+        """By node and queue: how many grants of other queues in a row, while tasks of this one could have gone."""
 
     async def watch(self, clock: MachineClock) -> None:
         """Check, step by step, until every task has ended and every worker is served."""
@@ -59,9 +69,10 @@ class Healing:
             self._check_leaders()
             self._check_the_dead()
             self._check_deadlines()
+            self._check_order()
             unfinished = self._checker.unfinished()
             is_over = world.loop.now >= _SHORTEST and world.have_clients_ended()
-            if is_over and not unfinished and self._is_connected:
+            if is_over and not unfinished and self._is_connected and self._are_all_led():
                 await self._rest(clock)
                 return
             if world.loop.now > self._until:
@@ -129,12 +140,15 @@ class Healing:
             leaders = [node for node in nodes if node.scheduler is not None and node.scheduler.loop.leads(shard)]
             if any(leader in world.fleet.sound() for leader in leaders):
                 self._led_since.setdefault(shard, now)
-            else:
-                self._led_since.pop(shard, None)
-            if leaders:
                 self._led_at[shard] = now
-            elif now - self._led_at.get(shard, self._healed_at) > setup.session + _LEADERSHIP_BOUND:
-                self._checker.fail("L4", f"nobody leads shard {shard}; {holder} did")
+                continue
+            self._led_since.pop(shard, None)
+            if now - self._led_at.get(shard, self._healed_at) > setup.session + _LEADERSHIP_BOUND:
+                self._checker.fail("L4", f"no node that can leads shard {shard}; {holder} did")
+
+    def _are_all_led(self) -> bool:
+        setup = self._world.plan.setup
+        return setup.kind is Kind.SOLO or len(self._led_since) == setup.shards
 
     def _check_the_dead(self) -> None:
         """Check that nobody waits any more for workers that are gone. A new leader listens before it gives them up."""
@@ -147,9 +161,40 @@ class Healing:
             if self._checker.has_lost(record.task.key):
                 # Its leader learns of that by its next audit.
                 continue
-            since = max(self._healed_at, self._checker.led_since(record.task.shard))
+            # Whose death is not noticed yet may still be granted something.
+            granted_at = self._granted_at.setdefault(attempt.lease_token, world.loop.now - STEP)
+            since = max(self._healed_at, self._checker.led_since(record.task.shard), granted_at)
             if world.loop.now > since + self._expires_within:
                 self._checker.fail("L2", f"{record.task.task_id} waits for a worker that is gone", record.task.key)
+
+    def _check_order(self) -> None:
+        """Check that a node grants what was due first in a lane first, and passes no queue over for ever."""
+        grants = self._checker.grants_from(self._granted)
+        self._granted += len(grants)
+        waiting = [one for one in self._checker.unfinished() if one.progress.state in WAITING] if grants else []
+        for grant in grants:
+            granted = grant.record.task.lane
+            self._passed_over.pop((grant.node, granted.queue), None)
+            could_go = [one for one in waiting if self._could_go(one, grant)]
+            for other in could_go:
+                is_older = (other.progress.due_time or 0) + _ORDERED_AFTER < grant.due_time
+                if is_older and other.task.lane == granted:
+                    key = other.task.key
+                    self._checker.fail("L7", f"{grant.record.task.task_id} went before {key.task_id}", key)
+            for queue in sorted({one.task.lane.queue for one in could_go} - {granted.queue}):
+                self._passed_over[grant.node, queue] += 1
+                if self._passed_over[grant.node, queue] > _PASSED_OVER_AT_MOST:
+                    self._checker.fail("L6", f"{grant.node} grants nothing of the queue {queue}")
+
+    def _could_go(self, other: Record, grant: Grant) -> bool:
+        """Tell whether a task that waits was known to who granted another one, and had been due for a while."""
+        task, progress = other.task, other.progress
+        led_since = self._led_since.get(task.shard, grant.at)
+        return (
+            max(other.changed_at, led_since + _CALM, (progress.due_time or 0) - START) + _ORDERED_AFTER < grant.at
+            and self._checker.holder(task.shard) is grant.node
+            and not self._checker.has_lost(task.key)
+        )
 
     def _is_near(self, task: Task) -> bool:
         """Tell whether the leader of a task has it in memory, as one that waits."""

@@ -12,7 +12,7 @@ from simulation.loop import Process, SimulationLoop
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
-from duecourse.server.core.task import Attempt, AttemptOutcome, Progress, Task, TaskKey, TaskState
+from duecourse.server.core.task import Attempt, AttemptOutcome, Progress, ShardId, Task, TaskKey, TaskState
 
 _P, _L, _R, _W = TaskState.PENDING, TaskState.LEASED, TaskState.RUNNING, TaskState.RETRY_WAIT
 _S, _F, _C = TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED
@@ -34,6 +34,9 @@ class Grant:
     attempt: Attempt
     record: "Record"
     node: Process
+    at: Micros
+    due_time: Micros
+    """Of the task, when it was granted."""
     started_at: Micros | None = None
     said: AttemptOutcome | None = None
     """What its worker said of its end first."""
@@ -65,7 +68,7 @@ class Record:
     is_prevented: bool = False
     is_gone: bool = False
     """Deleted after its retention."""
-    due_since: Micros = 0
+    changed_at: Micros = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,10 @@ class History:
         """All tasks that were ever stored."""
         self.lost: set[TaskKey] = set()
         """Tasks of which the store has lost something."""
+        self.shards_behind: set[ShardId] = set()
+        """Shards whose leaders may know more than a store that has lost something, until they begin a new term."""
+        self.behind_until: Micros = -1
+        """When the last one of those began a new term."""
         self.strike: Callable[[str, Process], None] = lambda moment, process: None
         """Told of each moment at which a fault may strike."""
         self.is_traced = trace is not None

@@ -26,7 +26,7 @@ from duecourse.worker.incarnation import Incarnation
 from duecourse.worker.registry import Registry
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST_TEXT: Final = 64
+_PROPER_REFUSALS: Final = (errors.TaskExists, errors.TaskNotFound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,14 @@ class Submitter:
         come: asyncio.Future[None] = self._loop.create_future()
         self._loop.call_later(max(0, at - self._loop.now) / bounds.SECOND, come.set_result, None)
         await come
-        for _ in range(3):
+        while True:
             try:
                 await act()  # type: ignore[misc]
                 return
             except errors.Refused as refused:
                 self._count(refused)
+                if not isinstance(refused, _PROPER_REFUSALS):
+                    raise
                 return
             except (errors.Unavailable, errors.OutcomeUncertain) as failed:
                 self._count(failed)
@@ -214,7 +216,7 @@ class Submitter:
             if isinstance(result, errors.DuecourseError):
                 self._count(result)
                 if result.is_worth_retrying:
-                    await client.submit(_new_task(brief))
+                    await self._at(0, partial(self._submit, client, brief, brief.plan.task_id))
 
     async def _repeat(self, client: Client, brief: Brief) -> None:
         task = _new_task(brief)

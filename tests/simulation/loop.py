@@ -75,8 +75,6 @@ class Process:
         self.is_paused = False
         self.is_dead = False
         self.began_at = loop.now
-        self.resumed_at: Micros = -bounds.DAY
-        """When it last went on after a pause."""
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
         self.ready: deque[Handle] = deque()
@@ -87,8 +85,19 @@ class Process:
         return self.name
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str | None = None) -> "asyncio.Task[Any]":
-        """Run a coroutine in this process, at the outermost level."""
-        return self._loop.create_task(coroutine, name=name, context=self.context.copy())
+        """Run a coroutine in this process, at the outermost level. What it raises is one of the loop's failures."""
+        self._loop.unstarted[coroutine] = None
+        return self._loop.create_task(self._outermost(coroutine), name=name, context=self.context.copy())
+
+    async def _outermost(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        # Not left to asyncio: it tells of what nobody fetched only when the task is collected, after the run.
+        del self._loop.unstarted[coroutine]
+        try:
+            return await coroutine
+        except Exception as error:
+            if not self.is_dead:
+                self._loop.call_exception_handler({"message": "nobody handles it", "exception": error})
+            raise
 
     def pause(self) -> None:
         """Let nothing of it run until it is resumed."""
@@ -97,7 +106,6 @@ class Process:
     def resume(self) -> None:
         """Let it go on."""
         self.is_paused = False
-        self.resumed_at = self._loop.now
         self._loop.enqueue(self)
 
     def kill(self) -> None:
@@ -116,6 +124,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         """Of all that ran so far: two runs are the same if this is."""
         self.failures: list[str] = []
         """Exceptions that nobody handled."""
+        self.unstarted: dict[Coroutine[Any, Any, Any], None] = {}
+        """What was spawned and has not begun to run; it never will if its process died before."""
         self._random = random.Random(seed).random
         self._step = step
         self._is_shuffled = is_shuffled
@@ -219,6 +229,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
                 until = self.steps + _FEW_STEPS
                 self._run_until(lambda: self.steps >= until)  # noqa: B023
         self.steps = before
+        for coroutine in self.unstarted:
+            coroutine.close()
 
     # What asyncio asks of a loop.
 

@@ -20,6 +20,7 @@ from simulation.store import SimulatedStore
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.clock.cluster_clock import ClusterClock
+from duecourse.server.core.effects import Effects
 from duecourse.server.etcd.client import EtcdClient
 from duecourse.server.etcd.errors import EtcdError
 from duecourse.server.etcd.keys import Cluster, Keys
@@ -33,6 +34,7 @@ from duecourse.server.maintenance import audit, retention
 from duecourse.server.rpc import ClusterDescription, NodeDescription, registration
 from duecourse.server.rpc.surfaces import Behind, Surface, Surfaces
 from duecourse.server.scheduler import Options, Scheduler
+from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import ShardRow, StoreUnavailable
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing import backoff
@@ -78,6 +80,8 @@ class Node:
         """Whether etcd and the store did not agree on the cluster, and nobody has done anything about it yet."""
         self.scheduler: Scheduler | None = None
         self.metrics = Metrics(node_id=address)
+        self.excused_misses = 0
+        """How many of its audits' findings come from what the store had lost."""
         self._cluster_clock = ClusterClock(store, clock, address, self.metrics, self._others_offsets)
         self._setup = setup
         self._store = store
@@ -92,6 +96,16 @@ class Node:
     def is_up(self) -> bool:
         """Whether it runs now."""
         return not (self.has_ended or self.process.is_dead or self.process.is_paused)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended or was killed; one that is paused is still there."""
+        return self.has_ended or self.process.is_dead
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it was told to end."""
+        return self._told_to_end.is_set()
 
     def stop(self) -> None:
         """Tell it to drain and to end."""
@@ -177,7 +191,22 @@ class Node:
             head=setup.head,
             retention=setup.retention,
         )
-        return Scheduler(options, self._store, rows, self._leadership, self._cluster_clock, self.metrics, Failpoints())
+        scheduler = Scheduler(
+            options, self._store, rows, self._leadership, self._cluster_clock, self.metrics, Failpoints()
+        )
+        self._count_unmatched(scheduler.loop)
+        return scheduler
+
+    def _count_unmatched(self, loop: Loop) -> None:
+        """Count grants that came to nothing: neither the store nor a worker learns of them."""
+        free_credit = loop._free_credit
+
+        def count_and_free(out: Effects) -> None:
+            if out.unmatched:
+                self._checker.coverage["effect unmatched"] += len(out.unmatched)
+            free_credit(out)
+
+        loop._free_credit = count_and_free  # type: ignore[method-assign]
 
     async def _serve(self, scheduler: Scheduler, rows: Sequence[ShardRow], rooms: asyncio.TaskGroup) -> Never:
         while not self._cluster_clock.is_set:

@@ -108,10 +108,34 @@ class FaultKind(StrEnum):
     ALL_CLOCKS_JUMP = "all clocks jump"
 
 
-SOLO_FAULTS: Final = tuple(FaultKind)[: tuple(FaultKind).index(FaultKind.STORE_GONE_FOR_ALL)]
-CLUSTER_FAULTS: Final = tuple(
-    kind for kind in FaultKind if kind not in (FaultKind.NODE_REPLACED, FaultKind.NODE_REPLACED_WHILE_PAUSED)
+_ONLY_OF_SOLO: Final = frozenset((FaultKind.NODE_REPLACED, FaultKind.NODE_REPLACED_WHILE_PAUSED))
+_ONLY_OF_CLUSTERS: Final = frozenset(
+    (
+        FaultKind.STORE_GONE_FOR_ALL,
+        FaultKind.NODE_PAIR_PARTITION,
+        FaultKind.NODE_ISOLATED,
+        FaultKind.NODE_JOINS,
+        FaultKind.NODE_LEAVES,
+        FaultKind.ETCD_PARTITION,
+        FaultKind.ETCD_STREAMS_LOST,
+        FaultKind.ETCD_ANSWER_LOST,
+        FaultKind.ETCD_MEMBER_KILLED,
+        FaultKind.ETCD_MEMBER_FROZEN,
+        FaultKind.ETCD_AWAY,
+        FaultKind.ETCD_FROZEN,
+        FaultKind.ETCD_SLOW,
+        FaultKind.ETCD_COMPACTED,
+        FaultKind.SESSION_REVOKED,
+        FaultKind.ELECTION_KEY_DELETED,
+        FaultKind.MEMBER_KEY_DELETED,
+        FaultKind.ETCD_RESTORED,
+        FaultKind.STORE_FELL_BACK,
+        FaultKind.STORE_CLOCK_JUMP,
+        FaultKind.ALL_CLOCKS_JUMP,
+    )
 )
+SOLO_FAULTS: Final = tuple(kind for kind in FaultKind if kind not in _ONLY_OF_CLUSTERS)
+CLUSTER_FAULTS: Final = tuple(kind for kind in FaultKind if kind not in _ONLY_OF_SOLO)
 
 SOLO_MOMENTS: Final = (
     "commit sent",

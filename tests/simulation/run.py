@@ -2,7 +2,7 @@
 
 All cores are used, and progress is shown. A seed that fails is named with the commit that it failed on, and a command
 that replays it with its trace and, if asked to, shrinks its plan. At the end: how much was run, and what of all that
-can happen did.
+can happen did not, which fails the run if the seeds were many enough to see everything.
 """
 
 import argparse
@@ -48,6 +48,10 @@ class Tally:
         self.coverage += other.coverage
         self.failures += other.failures
 
+    def lost(self, kind: Kind) -> list[str]:
+        """Return what seeds of a kind should have seen and did not, if there were enough of them."""
+        return coverage.lost(kind, self.seeds, self.counted, self.coverage)
+
 
 def run_seeds(kind: Kind, seeds: Sequence[int]) -> Tally:
     """Run some seeds of a kind one after another."""
@@ -90,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(tally.failures) >= given.stop_after:
             break
     _report(given.kind, tally)
-    return 1 if tally.failures else 0
+    return 1 if tally.failures or tally.lost(given.kind) else 0
 
 
 def _run_everywhere(kind: Kind, seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
@@ -128,8 +132,9 @@ def _report(kind: Kind, tally: Tally) -> None:
         f"{tally.seeds} seeds, {tally.counted} of them counted; {tally.steps} events,"
         f" {tally.simulated / 3_600_000_000:.1f} simulated hours; {rate:.0f} events a second on one core"
     )
-    missing = coverage.missing(kind, tally.coverage)
-    print(f"not seen: {', '.join(missing) if missing else 'nothing'}")
+    print(f"not seen: {', '.join(coverage.missing(kind, tally.coverage)) or 'nothing'}")
+    if lost := tally.lost(kind):
+        print(f"SO MANY SEEDS SHOULD HAVE SEEN MORE: {', '.join(lost)}")
     for seed, text in sorted(tally.failures):
         print(f"seed {seed} at commit {_commit()}: {text}")
         print(f"    python -m simulation.run --kind {kind} --seeds {seed} --trace --shrink")

@@ -201,14 +201,17 @@ class SimulatedStore:
             self._observer.applied(self._process, sent, answers)
             return answers
 
+        answers: Mapping[ShardId, CommitAnswer]
         try:
             answers = await self._ask(apply, bounds.COMMIT_TIMEOUT, is_write=True)
             self._observer.happened("commit answered", self._process)
-            return answers
         except _NoAnswer as lost:
-            return {batch.fence.shard: Unknown(str(lost)) for batch in batches}
+            answers = {batch.fence.shard: Unknown(str(lost)) for batch in batches}
         except _NotApplied as refused:
-            return {batch.fence.shard: Refused(str(refused), is_data=False) for batch in batches}
+            answers = {batch.fence.shard: Refused(str(refused), is_data=False) for batch in batches}
+        for answer in answers.values():
+            self._note(answer)
+        return answers
 
     async def purge(self, fence: Fence, ended_before: Micros, limit: int) -> int | Stale:
         """Delete tasks that ended long ago."""
@@ -219,7 +222,10 @@ class SimulatedStore:
                 self._observer.purged(self._process, fence, ended_before)
             return answer
 
-        return await self._write(apply)
+        answer = await self._write(apply)
+        if isinstance(answer, Stale):
+            self._note(answer, "purge ")
+        return answer
 
     async def set_aside(self, fence: Fence, record: CorruptRecord, at: Micros) -> bool | Stale:
         """End a task that does not decode."""
@@ -302,6 +308,9 @@ class SimulatedStore:
     async def list_tasks(self, query: TaskQuery, after: str, limit: int) -> TaskPage:
         """List tasks in the order of their ids."""
         return await self._read(lambda: _now(self._backing.list_tasks(query, after, limit)))
+
+    def _note(self, answer: CommitAnswer, asked: str = "") -> None:
+        self._observer.happened(f"store {asked}{type(answer).__name__.lower()}", self._process)
 
     async def _read(self, apply: Callable[[], _T], moment: str = "") -> _T:
         try:

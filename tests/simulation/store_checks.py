@@ -24,7 +24,7 @@ from duecourse.server.core.task import (
     TaskState,
 )
 from duecourse.server.core.writes import Insert, Update
-from duecourse.server.storage import CommitAnswer, Committed, Refused, ShardBatch, Stale
+from duecourse.server.storage import CommitAnswer, Committed, ShardBatch, Stale
 from duecourse.worker import RetryAfter
 
 
@@ -34,8 +34,9 @@ class StoreChecks:
     def __init__(self, history: History, terms: Terms, reference: Reference) -> None:
         self.is_calm: Callable[[str], bool] = lambda incarnation: False
         """Tells whether a worker has lived and been in reach for so long that none of its leases may be lost."""
-        self.exists: Callable[[TaskKey], bool] = lambda key: True
-        """Tells whether the store holds a task."""
+        self.find: Callable[[TaskKey], Task | None] = lambda key: None
+        """Finds a task in the store."""
+        self.retention: Micros = 0
         self._history = history
         self._terms = terms
         self._reference = reference
@@ -46,27 +47,26 @@ class StoreChecks:
         """Check a commit."""
         for batch in batches:
             answer = answers[batch.fence.shard]
-            self._coverage[f"store {type(answer).__name__.lower()}"] += 1
             if isinstance(answer, Committed):
                 self._terms.wrote(process, batch.fence, "wrote")
                 self._committed(process, batch, answer)
             elif isinstance(answer, Stale) and self._terms.is_current(batch.fence):
                 self._fail("S5", f"{process} was refused under the current fence {batch.fence}")
-            elif isinstance(answer, Refused):
-                self._coverage["store refused data"] += 1
         self._history.strike("commit applied", process)
 
     def purged(self, process: Process, fence: Fence, ended_before: Micros) -> None:
         """Check that only what ended long ago was deleted, under the current fence."""
         self._terms.wrote(process, fence, "purged under")
         for key, record in self._history.records.items():
-            if record.task.shard != fence.shard or record.is_gone or self.exists(key):
+            if record.task.shard != fence.shard or record.is_gone or self.find(key) is not None:
                 continue
             record.is_gone = True
             self._coverage["purged"] += 1
             end_time = record.progress.end_time
             if record.progress.state not in TERMINAL or end_time is None or end_time >= ended_before:
                 self._fail("S1", f"{key.task_id} was deleted as {record.progress.state}", key)
+            elif end_time > self._reference.reached(process) - self.retention:
+                self._fail("S1", f"{key.task_id} was deleted before its retention was over", key)
 
     def fell_back(self, kept: Mapping[TaskKey, Progress]) -> None:
         """Go on from the tasks that the store still holds."""
@@ -75,6 +75,7 @@ class StoreChecks:
             if (progress is None) if record.is_gone else (progress is record.progress):
                 continue
             self._history.lost.add(key)
+            self._history.shards_behind.add(record.task.shard)
             if progress is None:
                 record.is_gone = True
                 del self._history.records[key]
@@ -85,15 +86,16 @@ class StoreChecks:
         """Check that the store holds what it was told, no more and no less."""
         kept = {task.key: task for task in found}
         for key, record in self._history.records.items():
-            if record.is_gone:
-                continue
-            task = kept.pop(key, None)
-            if task is None:
-                self._fail("S1", f"{key.task_id} is lost", key)
-            elif task.progress != record.progress:
-                self._fail("S18", f"{key.task_id} is {task.progress} and should be {record.progress}", key)
+            if not record.is_gone:
+                self._check_kept(key, record, kept.pop(key, None))
         for key in kept:
             self._fail("S18", f"{key.task_id} came from nowhere", key)
+
+    def _check_kept(self, key: TaskKey, record: Record, task: Task | None) -> None:
+        if task is None:
+            self._fail("S1", f"{key.task_id} is lost", key)
+        elif task.progress != record.progress:
+            self._fail("S18", f"{key.task_id} is {task.progress} and should be {record.progress}", key)
 
     def _committed(self, process: Process, batch: ShardBatch, answer: Committed) -> None:
         for index, insert in enumerate(batch.inserts):
@@ -115,6 +117,10 @@ class StoreChecks:
                 self._coverage["store mismatched"] += 1
             elif known is not None:
                 self._updated(process, known, update, batch.fence)
+        for key in [insert.task.key for insert in batch.inserts] + [update.task.key for update in batch.updates]:
+            record = self._history.records.get(key)
+            if record is not None and not record.is_gone:
+                self._check_kept(key, record, self.find(key))
 
     def _inserted(self, process: Process, insert: Insert) -> None:
         task = insert.task
@@ -122,7 +128,9 @@ class StoreChecks:
         if progress.state is not TaskState.PENDING or progress.revision != 1 or progress.attempt is not None:
             self._fail("S12", f"{task.task_id} came into being as {progress}", task.key)
         self._history.stored.add(task.key)
-        self._history.records[task.key] = Record(task, insert.submission.payload, progress, due_since=self._history.now)
+        self._history.records[task.key] = Record(
+            task, insert.submission.payload, progress, changed_at=self._history.now
+        )
         self._coverage["none to pending"] += 1
         if self._history.is_traced:
             self._history.note(process.name, f"{task.task_id} stored, due {_relative(progress.due_time)}")
@@ -141,6 +149,7 @@ class StoreChecks:
         elif after.attempts_used != before.attempts_used or after.attempt is not before.attempt:
             self._fail("S11", f"{key.task_id}: {before.attempts_used} attempts became {after.attempts_used}", key)
         record.progress = after
+        record.changed_at = self._history.now
 
     def _check_step(self, task: Task, before: Progress, after: Progress) -> None:
         """Check what must hold of every step of a task, whatever it is for."""
@@ -183,7 +192,9 @@ class StoreChecks:
         due_time = before.due_time or 0
         if attempt.lease_time < due_time or due_time > self._reference.reached(process):
             self._fail("S3", f"{key.task_id} was granted {due_time - attempt.lease_time} us before it was due", key)
-        self._history.grants[attempt.lease_token] = record.grants[attempt.number] = Grant(attempt, record, process)
+        self._history.grants[attempt.lease_token] = record.grants[attempt.number] = Grant(
+            attempt, record, process, self._history.now, due_time
+        )
 
     def _held_updated(self, record: Record, before: Progress, after: Progress) -> None:
         key = record.task.key
@@ -192,6 +203,9 @@ class StoreChecks:
         if attempt is None or attempt.lease_token != was.lease_token or attempt.number != was.number:
             self._fail("S4", f"{key.task_id}: attempt {was} became {attempt}", key)
             return
+        # Within a term time does not run backwards.
+        if attempt.epoch == was.epoch and attempt.sign_of_life < was.sign_of_life:
+            self._fail("S14", f"{key.task_id}: the lease of attempt {was.number} became shorter", key)
         grant = self._history.grants[was.lease_token]
         grant.attempt = attempt
         is_returned = attempt.outcome is AttemptOutcome.RETURNED

@@ -28,8 +28,8 @@ class Terms:
         """How often another process than before began a term of a shard."""
         self._history = history
         self._latest: dict[ShardId, Term] = {}
-        self._epochs: dict[ShardId, set[Epoch]] = {}
-        """All that were ever given."""
+        self._highest: dict[ShardId, Epoch] = {}
+        """That was ever given: workers refuse what comes under a lower one, whatever the store has forgotten."""
 
     def latest(self, shard: ShardId) -> Term | None:
         """Return the latest term of a shard; None: it has had none."""
@@ -50,13 +50,14 @@ class Terms:
             history.coverage["store raised"] += 1
             epoch = answer.fence.epoch
             before = self._latest.get(shard)
-            if before is not None and epoch <= before.fence.epoch:
-                history.fail("S6", f"epoch {epoch} of shard {shard} after {before.fence.epoch}")
-            given = self._epochs.setdefault(shard, set())
-            if epoch in given:
-                history.fail("S6", f"epoch {epoch} of shard {shard} for the second time")
-            given.add(epoch)
+            highest = self._highest.get(shard)
+            if highest is not None and epoch <= highest:
+                history.fail("S6", f"epoch {epoch} of shard {shard} after {highest}")
+            self._highest[shard] = epoch
             self._latest[shard] = Term(answer.fence, process, history.now)
+            if shard in history.shards_behind:
+                history.shards_behind.remove(shard)
+                history.behind_until = history.now
             if history.is_traced:
                 history.note(process.name, f"leads shard {shard} in epoch {epoch}")
             self.changes_of_leader += before is not None and before.holder is not process

@@ -104,3 +104,20 @@ def test_a_mirror_leaves_a_member_that_is_frozen() -> None:
             assert found.value == b"changed"
 
     _play(play)
+
+
+def test_a_member_that_was_killed_holds_no_watches_any_more() -> None:
+    async def play(etcd: SimulatedEtcd, clock: MachineClock, client: EtcdClient) -> None:
+        mirror = Mirror(client, clock, KEYS.coordination)
+        async with running(mirror.run()):
+            await mirror.wait_read()
+            await clock.sleep(bounds.SECOND)
+            [before] = etcd.watches
+            before.member.kill()
+            assert not etcd.watches
+            etcd.put(A, b"changed")
+            await clock.sleep(10 * bounds.SECOND)
+            [after] = etcd.watches
+            assert after.member is not before.member
+
+    _play(play)

@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from simulation.loop import Process, SimulationLoop
@@ -14,6 +14,8 @@ from duecourse.model.instants import Micros
 WINDOW: Final = 16
 """How many messages a pipe takes before its sender has to wait for the reader."""
 _RETRANSMIT: Final = 200 * bounds.MILLISECOND
+Path = tuple[str, str]
+"""From one host to another."""
 
 
 class Weather:
@@ -24,7 +26,8 @@ class Weather:
         self.longest: Micros = 50 * bounds.MILLISECOND
         self._loop = loop
         self._random = random.Random(f"{seed} weather")
-        self._blocked: set[tuple[str, str]] = set()
+        self._blocked: Counter[Path] = Counter()
+        """How many have blocked a path; one that nobody blocks is not in it."""
 
     def delay(self) -> Micros:
         """Draw how long a message takes."""
@@ -35,11 +38,28 @@ class Weather:
 
     def block(self, source: str, target: str) -> None:
         """Let nothing through from one host to another; what is sent waits."""
-        self._blocked.add((source, target))
+        self._blocked[source, target] += 1
 
     def unblock(self, source: str, target: str) -> None:
-        """Let through again."""
-        self._blocked.discard((source, target))
+        """Take one block away; once there is none, what is sent gets through again."""
+        path = (source, target)
+        if self._blocked[path] > 1:
+            self._blocked[path] -= 1
+        else:
+            self._blocked.pop(path, None)
+
+    def part(self, paths: Sequence[Path]) -> bool:
+        """Block several paths; False, and nothing is changed: all were blocked."""
+        if all(self.is_blocked(*path) for path in paths):
+            return False
+        for path in paths:
+            self.block(*path)
+        return True
+
+    def rejoin(self, paths: Sequence[Path]) -> None:
+        """Take away what `part` did."""
+        for path in paths:
+            self.unblock(*path)
 
     def clear(self) -> None:
         """Be as fair as weather gets."""

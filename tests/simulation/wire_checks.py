@@ -8,8 +8,8 @@ from simulation.loop import Process
 from simulation.network import Status
 
 from duecourse.model.instants import Micros
-from duecourse.server.core.task import TERMINAL, AttemptOutcome, TaskKey, TaskState
-from duecourse.v1 import task_service_pb2, worker_service_pb2
+from duecourse.server.core.task import HELD, TERMINAL, AttemptOutcome, TaskKey, TaskState
+from duecourse.v1 import task_pb2, task_service_pb2, worker_service_pb2
 
 _SAID: Final = {
     "succeeded": AttemptOutcome.SUCCEEDED,
@@ -19,6 +19,13 @@ _SAID: Final = {
     worker_service_pb2.FAILURE_KIND_CANCELLED: AttemptOutcome.CANCELLED,
     "returned": AttemptOutcome.RETURNED,
 }
+_MOMENTS: Final = {
+    "succeeded": "outcome said",
+    "failed": "outcome said",
+    "returned": "outcome said",
+    "leases_held": "leases held",
+}
+"""What a worker says at which a fault may strike."""
 _FAULTS_OF_OURS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 
 
@@ -52,6 +59,8 @@ class WireChecks:
                 return
         if self._history.is_traced:
             self._history.note(client.name, f"says {event} {_brief(message)}")
+        if moment := _MOMENTS.get(event or ""):
+            self._history.strike(moment, client)
 
     def _said(self, token: bytes, outcome: AttemptOutcome) -> None:
         grant = self._history.grants.get(token)
@@ -76,6 +85,8 @@ class WireChecks:
                         self._acknowledged(client, task, result.submitted)
                     elif result.error.code in [code.value[0] for code in _FAULTS_OF_OURS]:
                         self._fail("S20", f"{task.task_id}: {result.error.message}")
+                    elif result.error.code == grpc.StatusCode.ALREADY_EXISTS.value[0]:
+                        self._said_to_exist(task)
                 self._history.strike("submission answered", server)
             case task_service_pb2.CancelTaskResponse():
                 self._cancelled(request, message)
@@ -164,6 +175,13 @@ class WireChecks:
                 self._fail("S2", f"{task_id} is said to be created twice", key)
             record.was_told_created |= created
 
+    def _said_to_exist(self, asked: Any) -> None:
+        """Check that an id which is said to be another task's is."""
+        key = TaskKey("default", asked.task_id)
+        record = self._history.records.get(key)
+        if record is None or (record.payload == asked.payload and not record.is_gone):
+            self._fail("S2", f"{asked.task_id} is said to be another task, and is not", key)
+
     def _cancelled(self, request: Any, answer: Any) -> None:
         key = TaskKey("default", request.task_id)
         record = self._history.records.get(key)
@@ -175,6 +193,11 @@ class WireChecks:
             self._fail("S9", f"{request.task_id} is said to be {result} and was never there", key)
             return
         progress = record.progress
+        state = TaskState(task_pb2.TaskState.Name(answer.state).removeprefix("TASK_STATE_").lower())
+        is_final = progress.state in TERMINAL
+        # What runs may go on while the answer is under way.
+        if state is not progress.state and (result != "REQUESTED" or state not in HELD):
+            self._fail("S9", f"{key.task_id} is said to be {state} and is {progress.state}", key)
         match result:
             case "PREVENTED":
                 record.is_prevented = True
@@ -190,7 +213,7 @@ class WireChecks:
                 if not progress.cancel_requested and not record.is_gone:
                     self._fail("S9", f"the cancellation of {key.task_id} is answered and not durable", key)
             case "ALREADY_FINISHED":
-                if progress.state not in TERMINAL:
+                if not is_final:
                     self._fail("S9", f"{key.task_id} is said to be finished and is {progress.state}", key)
 
     def server_refuses(self, server: Process, method: str, request: Any, status: Status, since: Micros) -> None:
@@ -203,11 +226,13 @@ class WireChecks:
             self._fail("S20", f"{server} ended {method} with {status.code.name}: {status.details}")
         elif method.endswith("StreamAssignments") and status.code is grpc.StatusCode.INVALID_ARGUMENT:
             self._fail("S20", f"a stream was ended for a violation of the protocol: {status.details}")
-        elif status.code is grpc.StatusCode.NOT_FOUND:
+        elif called == "CancelTask" and status.code is grpc.StatusCode.NOT_FOUND:
             record = self._history.records.get(TaskKey("default", request.task_id))
             acknowledged_at = None if record is None or record.is_gone else record.acknowledged_at
             if record is not None and acknowledged_at is not None and acknowledged_at < since:
                 self._fail("S1", f"{request.task_id} was acknowledged and is not found", record.task.key)
+        elif called == "SubmitTask" and status.code is grpc.StatusCode.ALREADY_EXISTS:
+            self._said_to_exist(request.task)
 
 
 def _brief(message: Any) -> str:

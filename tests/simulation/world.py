@@ -32,6 +32,7 @@ from simulation.store import Link, SimulatedStore
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
+from duecourse.server.core.task import Progress, Task, TaskKey
 from duecourse.server.storage import TaskQuery
 from duecourse.server.storage.memory import MemoryStore
 
@@ -55,6 +56,8 @@ class Result:
     tasks: int
     changes_of_leader: int
     fired: Counter[str]
+    records: Sequence[tuple[TaskKey, bytes, Progress]] = field(repr=False)
+    """Key, uid and last state of every task that the checker still knows of."""
     trace: Sequence[str] = field(repr=False)
 
     @property
@@ -116,7 +119,7 @@ class World:
         """The latest at each address."""
         self.workers: dict[str, Worker] = {}
         self.links = {address: Link(f"{plan.seed} {address}") for address in ADDRESSES}
-        self.is_healing = False
+        self._healed_at: Micros | None = None
         self.backing = MemoryStore(setup.shards, self.checker.reference.read)
         self._clocks: dict[str, MachineClock] = {}
         self._briefs = {task.task_id: Brief(task) for task in plan.tasks}
@@ -131,7 +134,7 @@ class World:
         self.copies = Copies(self, self.backing)
         self.operator = Operator(self)
         self.checker.attach(
-            strike=self.faults.happened, is_calm=self._is_calm, exists=lambda key: key in self.backing._records
+            strike=self.faults.happened, is_calm=self._is_calm, find=self._find, retention=setup.retention
         )
 
     # What the run is told.
@@ -145,7 +148,7 @@ class World:
         name = str(event.get("event"))
         process = self.loop.current
         # What a store has lost may break a shard that goes on; its term ends, and that mends it.
-        is_excused = name == "shard_failed" and self.checker.has_fallen_back
+        is_excused = name == "shard_failed" and event.get("shard") in self.checker.shards_behind
         if name in _ALARMS and not process.is_dead and not is_excused:
             error = event.get("exc_info")
             self.checker.fail("S20", f"{process} logs {name}: {_fields(event)} {_describe(error)}")
@@ -238,8 +241,9 @@ class World:
             self.loop.digest,
             self._ended_at,
             len(checker.stored),
-            checker.changes_of_leader,
+            self.faults.changes_of_leader,
             self.faults.fired,
+            [(key, record.task.uid, record.progress) for key, record in checker.records.items()],
             self.trace,
         )
 
@@ -250,8 +254,11 @@ class World:
     def watch_over(self) -> None:
         """Do what an operator's supervisor does: start again what has ended."""
         for one in self.nodes.values():
-            is_missed = one.metrics.audit_misses and not self.checker.has_fallen_back
-            if is_missed or one.metrics.corrupt_records:
+            is_missed = one.metrics.audit_misses > one.excused_misses
+            # Looked at from step to step: what was counted just before a new term is excused as well.
+            if self.checker.was_behind_since(self.loop.now - 2 * STEP):
+                one.excused_misses = one.metrics.audit_misses
+            elif is_missed or one.metrics.corrupt_records:
                 self.checker.fail("L1", f"{one.process} had missed a due task that the store holds")
         self.fleet.watch_over()
         setup = self.plan.setup
@@ -268,10 +275,15 @@ class World:
         since = self.loop.now - lasts - _AFTERMATH
         living = (worker for worker in self.workers.values() if worker.is_up and worker.process.began_at < since)
         is_there = any(incarnation_of(worker.process) == incarnation for worker in living)
-        return is_there and self.faults.troubled_until < since and not self.is_healing
+        healed_at = 0 if self._healed_at is None else self._healed_at
+        return is_there and max(self.faults.troubled_until, healed_at) < since
+
+    def _find(self, key: TaskKey) -> Task | None:
+        record = self.backing._records.get(key)
+        return None if record is None else record.task
 
     def _heal(self) -> None:
-        self.is_healing = True
+        self._healed_at = self.loop.now
         self.faults.stop()
         self.note("world", "is healed")
         self.network.weather.clear()

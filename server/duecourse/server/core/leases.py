@@ -152,10 +152,11 @@ class Leases:
 
     # Time.
 
-    def excuse(self, gap: Micros) -> None:
-        """Let time not count in which nothing could be heard."""
+    def excuse(self, gap: Micros, now: Now) -> None:
+        """Let time not count in which nothing could be heard; nothing lasts longer by that than if it was heard now."""
         for lease in self.by_token.values():
-            lease.unexpired_until = lease.expires_at() + gap
+            expires_at = lease.expires_at()
+            lease.unexpired_until = max(expires_at, min(expires_at + gap, now.elapsed + lease.duration))
 
     def sweep(self, now: Now, out: Effects) -> None:
         """Look after all leases: out of time, expired, or a sign of life to be stored."""

@@ -405,7 +405,7 @@ class Shard:
         self._last_tick = now.elapsed
         if gap > bounds.LOOP_GAP + bounds.LONGEST_SLEEP:
             # Nothing could be heard while the loop did not run.
-            self.leases.excuse(gap)
+            self.leases.excuse(gap, now)
         self.cancellations.expire(now.elapsed, out)
         if now.elapsed >= self._next_sweep:
             self._next_sweep = now.elapsed + bounds.LONGEST_SLEEP // 2
