@@ -189,7 +189,8 @@ class Healing:
     def _could_go(self, other: Record, grant: Grant) -> bool:
         """Tell whether a task that waits was known to who granted another one, and had been due for a while."""
         task, progress = other.task, other.progress
-        led_since = self._led_since.get(task.shard, grant.at)
+        # By whoever it is led now, in this very term.
+        led_since = max(self._led_since.get(task.shard, grant.at), self._checker.led_since(task.shard))
         return (
             max(other.changed_at, led_since + _CALM, (progress.due_time or 0) - START) + _ORDERED_AFTER < grant.at
             and self._checker.holder(task.shard) is grant.node
