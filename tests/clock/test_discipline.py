@@ -71,6 +71,21 @@ def test_a_node_beside_others_is_set_once_one_of_them_confirms(off: Micros) -> N
     assert late.discipline.refused is None
 
 
+def test_a_node_that_starts_is_not_set_by_what_was_confirmed_before_the_reference_stepped() -> None:
+    world, machines = cluster_of(2)
+    late = Machine(world, "late", others=machines)
+    late.look()
+    # It cannot read for a while, and the reference jumps by less than that.
+    go_on(*machines, seconds=4)
+    world.ahead = 3 * bounds.SECOND
+    late.look()
+    go_on(late, *machines, seconds=5)
+    assert not late.discipline.is_set
+    world.ahead = 0
+    go_on(late, *machines, seconds=5)
+    assert -TOLERANCE < error(late) <= 0
+
+
 def test_a_node_beside_others_is_not_set_by_a_reference_that_they_do_not_follow() -> None:
     world, machines = cluster_of(2)
     world.ahead = bounds.HOUR

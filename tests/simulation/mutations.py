@@ -446,6 +446,12 @@ MUTATIONS: Final = (
         "not (self.lanes.is_idle and not self.loop.inbox_size)",
         "not self.lanes.is_idle",
     ),
+    Mutation(
+        "a clock is set by what was confirmed before a step",
+        f"{_SERVER}/clock/discipline.py",
+        "        return not before.earliest(before.at) <= written <= before.latest(seen.at)\n",
+        "        return True\n",
+    ),
     # Drawn at random among all lines that a simple change makes wrong.
     Mutation(
         "what a worker surely has not begun is not given up",

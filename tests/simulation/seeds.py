@@ -65,4 +65,12 @@ FOUND: Final = (
         "Let go of what a store that was set back has forgotten, when it takes the task anew",
         "what a store has forgotten stays in memory when it takes it anew",
     ),
+    Found(
+        Kind.CLUSTER,
+        116582,
+        "S3",
+        "a node that started took what was confirmed before the store's clock jumped for a word on what it showed then",
+        "Set no node's clock by what was confirmed before the store's clock stepped",
+        "a clock is set by what was confirmed before a step",
+    ),
 )

@@ -18,7 +18,8 @@ the reference had not stepped, so that it is hardly less precise. To a node that
 an acceptance may look as if it was of before; there it counts once it was confirmed after the step.
 
 A node that starts has nothing to go on from. Beside others it waits until one of them, which follows the reference,
-confirms it: they do so every second. Alone, it has the reference accepted if its own wall clock agrees with it, as it
+confirms it: they do so every second. Has the reference stepped between two of its readings, only what was surely
+written after the step counts. Alone, it has the reference accepted if its own wall clock agrees with it, as it
 is or set right by what it was off when this very node last confirmed the reference; else it waits for an operator.
 """
 
@@ -52,6 +53,8 @@ class Discipline:
         """How far the last reading moved the clock, where it did not agree with the projection."""
         self._node_id = node_id
         self._projection: Projection | None = None
+        self._seen: Projection | None = None
+        """What the last reading told while the clock was not set."""
         self._step: tuple[Micros, Micros] | None = None
         """By how much the reference that is refused has stepped, at least and at most."""
         self._record: ClockRecord | None = None
@@ -99,11 +102,15 @@ class Discipline:
             is_accepted, self._unclear = False, record.accepted
         elif is_confirmed and self._unclear == record.accepted:
             is_accepted = not self._may_precede_step(record.confirmed, reading)
-        self._record, self._looked = record, reading.sent
         seen = Projection.of(reading)
         if self._projection is None:
+            is_vouched_for = (is_accepted and self._vouches(record.accepted, seen)) or (
+                is_confirmed and self._vouches(record.confirmed, seen)
+            )
+            self._record, self._looked, self._seen = record, reading.sent, seen
             is_alone = others is not None and not others
-            return self._observe_first(seen, record, wall, is_alone, is_accepted or is_confirmed)
+            return self._observe_first(seen, record, wall, is_alone, is_vouched_for)
+        self._record, self._looked = record, reading.sent
         projection = self._projection.later(reading.received)
         gap = projection.gap(seen)
         if gap == 0:
@@ -147,6 +154,13 @@ class Discipline:
             without = Projection(seen.lowest - most, seen.highest - least, seen.at)
             self._projection = projection.narrowed(without)
         self._step = least, most
+
+    def _vouches(self, written: Micros, seen: Projection) -> bool:
+        """Tell whether a record that is new speaks of what the reference shows now, and not of before it stepped."""
+        before = self._seen
+        if before is None or abs(before.later(seen.at).gap(seen)) <= bounds.MAX_OFFSET:
+            return True
+        return not before.earliest(before.at) <= written <= before.latest(seen.at)
 
     def _is_recent(self, written: Micros, reading: Reading) -> bool:
         """Tell whether it was written after the last look, while the reference ran as it does now."""
