@@ -192,6 +192,7 @@ MUTATIONS: Final = (
         f"{_WORKER}/outcomes.py",
         "            if not attempt.sent_on and not attempt.is_queued:\n                self._route(attempt)\n",
         "            pass\n",
+        why_not_found="what has a leader is sent again once its next stream says TermStarted; tests/worker has the rest",
     ),
     Mutation(
         "an outcome is dropped as soon as it is sent",

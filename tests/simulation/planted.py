@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).parent.parent.parent
 _SOURCES: Final = ("server", "worker", "client", "proto/gen")
 _NOTHING: Final = Mutation("nothing, to compare with", "pyproject.toml", "[project]", "[project]")
 _SEEDS_OF_SURVIVORS: Final = 100
-_MINUTES: Final = 20
+_MINUTES: Final = 60
 """What a mutation gets: one that has the simulation go round in circles would never come to an end."""
 _SEEDS_CODE: Final = """
 import sys
