@@ -213,7 +213,7 @@ class Healing:
         late = reference.read()
         for record in self._checker.unfinished():
             policy, progress = record.task.policy, record.progress
-            deadlines = [policy.completion_deadline, None if progress.attempt_count else policy.start_deadline]
+            deadlines = [policy.completion_deadline, None if progress.attempts_used else policy.start_deadline]
             is_past = any(deadline is not None and deadline < late for deadline in deadlines)
             is_led = self._led_since.get(record.task.shard, now) < now - _CALM
             if not (is_past and is_led and progress.state in WAITING and self._is_near(record.task)):

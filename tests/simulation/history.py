@@ -40,6 +40,8 @@ class Grant:
     started_at: Micros | None = None
     said: AttemptOutcome | None = None
     """What its worker said of its end first."""
+    is_said_to_be_final: bool = False
+    """Whether it said that another attempt is of no use."""
 
     @property
     def outcome(self) -> AttemptOutcome | None:

@@ -192,7 +192,7 @@ MUTATIONS: Final = (
         f"{_WORKER}/outcomes.py",
         "            if not attempt.sent_on and not attempt.is_queued:\n                self._route(attempt)\n",
         "            pass\n",
-        why_not_found="what has a leader is sent again once its next stream says TermStarted; tests/worker has the rest",
+        why_not_found="what has a leader is sent again on the next TermStarted; tests/worker has the rest",
     ),
     Mutation(
         "an outcome is dropped as soon as it is sent",
@@ -452,6 +452,42 @@ MUTATIONS: Final = (
         f"{_SERVER}/clock/discipline.py",
         "        return not before.earliest(before.at) <= written <= before.latest(seen.at)\n",
         "        return True\n",
+    ),
+    Mutation(
+        "no failure is tried again",
+        f"{_SERVER}/core/lifecycle.py",
+        "    if task.progress.attempts_used >= task.policy.max_attempts:\n",
+        "    if True:\n",
+    ),
+    Mutation(
+        "one attempt fewer than asked for",
+        f"{_SERVER}/core/lifecycle.py",
+        "    if task.progress.attempts_used >= task.policy.max_attempts:\n",
+        "    if task.progress.attempts_used >= task.policy.max_attempts - 1:\n",
+    ),
+    Mutation(
+        "what is not retryable is tried again",
+        f"{_SERVER}/core/lifecycle.py",
+        "    if not is_retryable:\n",
+        "    if False:\n",
+    ),
+    Mutation(
+        "a completion deadline is over seconds early",
+        f"{_SERVER}/core/lifecycle.py",
+        "    if policy.completion_deadline is not None and utc >= policy.completion_deadline:\n",
+        "    if policy.completion_deadline is not None and utc + 5_000_000 >= policy.completion_deadline:\n",
+    ),
+    Mutation(
+        "a lost attempt is tried again although it is to fail its task",
+        f"{_SERVER}/core/lifecycle.py",
+        "    if is_lost and task.policy.fail_when_lost:\n",
+        "    if False:\n",
+    ),
+    Mutation(
+        "a start deadline counts after attempts",
+        f"{_SERVER}/core/lifecycle.py",
+        "utc >= policy.start_deadline and not task.progress.attempts_used:",
+        "utc >= policy.start_deadline:",
     ),
     # Drawn at random among all lines that a simple change makes wrong.
     Mutation(

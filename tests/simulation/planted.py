@@ -19,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from simulation import arguments
 from simulation.mutations import MUTATIONS, Mutation
 from simulation.plan import Kind
 from simulation.seeds import FOUND
@@ -54,14 +55,25 @@ class Outcome(StrEnum):
     """It could not be tried to the end."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(given_arguments: Sequence[str] | None = None) -> int:
     """Plant faults; returns the exit code."""
     parser = argparse.ArgumentParser(prog="simulation.planted", description="Plant faults and see them found.")
-    parser.add_argument("--seeds", type=int, default=2_000, help="give up after so many seeds (default: 2000)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
-    parser.add_argument("--kind", type=Kind, choices=list(Kind), help="of cluster (default: both by turns)")
-    parser.add_argument("--only", default="", help="only mutations whose name contains this")
-    given = parser.parse_args(arguments)
+    parser.add_argument(
+        "--seeds",
+        type=arguments.positive,
+        default=2_000,
+        help=f"give up after so many seeds (default: 2000); known survivors get {_SEEDS_OF_SURVIVORS} at most",
+    )
+    parser.add_argument(
+        "--jobs", type=arguments.positive, default=os.cpu_count() or 1, help="processes (default: one a core)"
+    )
+    parser.add_argument("--kind", type=arguments.kind, help="cluster or solo (default: both by turns)")
+    parser.add_argument(
+        "--only", default="", help="only mutations whose name contains this, and nothing, which is always tried"
+    )
+    given = parser.parse_args(given_arguments)
+    if not any(given.only in mutation.name for mutation in MUTATIONS):
+        parser.error(f"no mutation's name contains {given.only!r}")
     # Without a fault nothing may be found: else it would prove nothing that something is.
     kinds = [given.kind] if given.kind else list(Kind)
     wanted = [_NOTHING, *(mutation for mutation in MUTATIONS if given.only in mutation.name)]

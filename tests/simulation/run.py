@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from simulation import coverage, plan, shrink, trace, world
+from simulation import arguments, coverage, plan, shrink, trace, world
 from simulation.plan import Kind
 
 from duecourse.timing.clock import SystemClock
 
 _CHUNK: Final = 8
+_INTERRUPTED: Final = 130
 _clock = SystemClock()
 
 
@@ -70,29 +71,45 @@ def run_seeds(kind: Kind, seeds: Sequence[int]) -> Tally:
     return tally
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(given_arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; returns the exit code."""
     parser = argparse.ArgumentParser(prog="simulation.run", description="Run the simulation.")
-    parser.add_argument("--seeds", default="0:2000", help="one seed, or a range FROM:UNTIL (default: 0:2000)")
-    parser.add_argument("--kind", type=Kind, choices=list(Kind), default=Kind.CLUSTER, help="(default: cluster)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument(
+        "--seeds",
+        type=arguments.seeds,
+        default="0:2000",
+        help="one seed, or a range FROM:UNTIL (default: 0:2000); 500 or more fail if all that can happen was not seen",
+    )
+    parser.add_argument("--kind", type=arguments.kind, default=Kind.CLUSTER, help="cluster or solo (default: cluster)")
+    parser.add_argument(
+        "--jobs", type=arguments.positive, default=os.cpu_count() or 1, help="processes (default: one a core)"
+    )
     parser.add_argument("--trace", action="store_true", help="run one seed and show what happened")
     parser.add_argument("--all", action="store_true", help="with --trace: show everything")
     parser.add_argument("--shrink", action="store_true", help="with --trace: leave out what the failure does not need")
-    parser.add_argument("--stop-after", type=int, default=10, help="give up after so many failures (default: 10)")
-    given = parser.parse_args(arguments)
-    first, _, until = given.seeds.partition(":")
-    seeds = range(int(first), int(until) if until else int(first) + 1)
+    parser.add_argument(
+        "--stop-after", type=arguments.positive, default=10, help="give up after so many failures (default: 10)"
+    )
+    given = parser.parse_args(given_arguments)
+    seeds = given.seeds
+    if (given.all or given.shrink) and not given.trace:
+        parser.error("--all and --shrink go with --trace")
+    if given.trace and len(seeds) > 1:
+        parser.error("--trace shows one seed")
     if given.trace:
         return _replay(plan.draw(seeds[0], given.kind), is_shrunk=given.shrink, shows_all=given.all)
     tally = Tally()
-    for part in _run_everywhere(given.kind, seeds, given.jobs):
-        tally.add(part)
-        for seed, text in part.failures:
-            print(f"seed {seed}: {text}", file=sys.stderr, flush=True)
-        _show_progress(tally, len(seeds))
-        if len(tally.failures) >= given.stop_after:
-            break
+    try:
+        for part in _run_everywhere(given.kind, seeds, given.jobs):
+            tally.add(part)
+            for seed, text in part.failures:
+                print(f"seed {seed}: {text}", file=sys.stderr, flush=True)
+            _show_progress(tally, len(seeds))
+            if len(tally.failures) >= given.stop_after:
+                break
+    except KeyboardInterrupt:
+        _report(given.kind, tally)
+        return _INTERRUPTED
     _report(given.kind, tally)
     return 1 if tally.failures or tally.lost(given.kind) else 0
 
@@ -137,7 +154,7 @@ def _report(kind: Kind, tally: Tally) -> None:
         print(f"SO MANY SEEDS SHOULD HAVE SEEN MORE: {', '.join(lost)}")
     for seed, text in sorted(tally.failures):
         print(f"seed {seed} at commit {_commit()}: {text}")
-        print(f"    python -m simulation.run --kind {kind} --seeds {seed} --trace --shrink")
+        print(f"    poe simulate --kind {kind} --seeds {seed} --trace --shrink")
 
 
 def _commit() -> str:

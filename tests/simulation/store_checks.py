@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from simulation import endings
 from simulation.clock import START, Reference
 from simulation.history import TRANSITIONS, Grant, History, Record
 from simulation.loop import Process
-from simulation.plan import RETRY_AFTER
 from simulation.terms import Terms
 
 from duecourse.model import bounds
@@ -15,7 +15,6 @@ from duecourse.server.core.task import (
     HELD,
     TERMINAL,
     WAITING,
-    Attempt,
     AttemptOutcome,
     Progress,
     ShardId,
@@ -25,7 +24,6 @@ from duecourse.server.core.task import (
 )
 from duecourse.server.core.writes import Insert, Update
 from duecourse.server.storage import CommitAnswer, Committed, ShardBatch, Stale
-from duecourse.worker import RetryAfter
 
 
 class StoreChecks:
@@ -146,6 +144,10 @@ class StoreChecks:
             self._held_updated(record, before, after)
         elif after.state in HELD:
             self._granted(process, record, update, fence)
+        elif after.state is TaskState.FAILED:
+            wrong = endings.after_deadline(record.task.policy, before, after, self._reference.reached(process))
+            if wrong is not None:
+                self._fail("S12", f"{key.task_id} was {wrong}", key)
         elif after.attempts_used != before.attempts_used or after.attempt is not before.attempt:
             self._fail("S11", f"{key.task_id}: {before.attempts_used} attempts became {after.attempts_used}", key)
         record.progress = after
@@ -219,20 +221,10 @@ class StoreChecks:
             self._fail("S11", f"{key.task_id}: attempt {was.number} had begun and is said to be unstarted", key)
         if after.state in WAITING and not is_returned and after.attempts_used >= record.task.policy.max_attempts:
             self._fail("S11", f"{key.task_id} waits for an attempt more than it has", key)
-        if after.state is TaskState.RETRY_WAIT and not is_returned:
-            waits = (after.due_time or 0) - (attempt.end_time or 0)
-            if waits < _shortest_wait(record.task, before.attempts_used, attempt):
-                self._fail("S3", f"{key.task_id} waits {waits} us after its failure {before.attempts_used}", key)
-
-
-def _shortest_wait(task: Task, failures: int, attempt: Attempt) -> Micros:
-    """Return how long a task waits at least after so many failures, the last of them that of an attempt."""
-    policy = task.policy
-    wait = min(policy.max_backoff, policy.initial_backoff * policy.multiplier ** (failures - 1))
-    if attempt.failure is not None and attempt.failure.type.endswith(RetryAfter.__name__):
-        # The handler may have been told to stop just before, and then it is not asked when.
-        wait = min(wait, RETRY_AFTER)
-    return int(wait * (1 - policy.jitter)) - 1
+        if attempt.outcome is not None:
+            wrong = endings.after_attempt(record.task.policy, before, after, attempt, grant)
+            if wrong is not None:
+                self._fail("S12", f"{key.task_id} is {wrong}", key)
 
 
 def _relative(utc: Micros | None) -> str:

@@ -51,7 +51,8 @@ class WireChecks:
                     self._said(success.attempt.lease_token, _SAID["succeeded"])
             case "failed":
                 for failed in message.failed.attempts:
-                    self._said(failed.attempt.lease_token, _SAID[failed.kind])
+                    is_final = failed.kind == worker_service_pb2.FAILURE_KIND_NON_RETRYABLE
+                    self._said(failed.attempt.lease_token, _SAID[failed.kind], is_final=is_final)
             case "returned":
                 for reference in message.returned.attempts:
                     self._said(reference.lease_token, _SAID["returned"])
@@ -62,12 +63,12 @@ class WireChecks:
         if moment := _MOMENTS.get(event or ""):
             self._history.strike(moment, client)
 
-    def _said(self, token: bytes, outcome: AttemptOutcome) -> None:
+    def _said(self, token: bytes, outcome: AttemptOutcome, *, is_final: bool = False) -> None:
         grant = self._history.grants.get(token)
         if grant is None:
             self._fail("S13", f"a worker tells of {outcome} under a token that nobody granted")
         elif grant.said is None:
-            grant.said = outcome
+            grant.said, grant.is_said_to_be_final = outcome, is_final
         elif grant.said is not outcome:
             self._fail("S13", f"a worker said {grant.said} and then {outcome}", grant.record.task.key)
 
