@@ -489,6 +489,12 @@ MUTATIONS: Final = (
         "utc >= policy.start_deadline and not task.progress.attempts_used:",
         "utc >= policy.start_deadline:",
     ),
+    Mutation(
+        "a pause prolongs also what was heard of after it",
+        f"{_SERVER}/core/leases.py",
+        "            lease.unexpired_until = max(expires_at, min(expires_at + gap, now.elapsed + lease.duration))\n",
+        "            lease.unexpired_until = expires_at + gap\n",
+    ),
     # Drawn at random among all lines that a simple change makes wrong.
     Mutation(
         "what a worker surely has not begun is not given up",

@@ -73,4 +73,20 @@ FOUND: Final = (
         "Set no node's clock by what was confirmed before the store's clock stepped",
         "a clock is set by what was confirmed before a step",
     ),
+    Found(
+        Kind.SOLO,
+        200201,
+        "P4",
+        "a node that drained ended its streams before it had handled the last answers of the store",
+        "Return what was granted while a node drained and could not be sent any more",
+        "a drain does not wait until answers are handled",
+    ),
+    Found(
+        Kind.SOLO,
+        350167,
+        "L2",
+        "a lease that was heard of just after a pause of its leader lasted longer by the pause",
+        "Excuse no lease for longer than if it was heard of after the pause",
+        "a pause prolongs also what was heard of after it",
+    ),
 )
