@@ -110,7 +110,9 @@ async def test_one_poisonous_task_in_a_hundred_harms_itself_alone(cluster: Clust
             await cluster.clock.sleep(20 * bounds.MILLISECOND)
         print(f"workers died {died} times")
     recorded = await cluster.settle(2 * bounds.MINUTE)
-    assert {len(cluster.starts(task_id)) for task_id in poisons} == {2}
+    # An attempt that was granted to a worker at its death is used up, begun or not.
+    assert all(len(cluster.starts(task_id)) <= 2 for task_id in poisons)
+    assert any(len(cluster.starts(task_id)) == 2 for task_id in poisons)
     ends = {one.task_id: one.new.state for one in recorded.transitions if one.new}
     assert {task_id for task_id, state in ends.items() if state != "succeeded"} == set(poisons)
 

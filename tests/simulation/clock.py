@@ -28,7 +28,8 @@ class Reference:
         self._followed: list[tuple[Micros, Micros]] = [(0, 0)]
         """Since when, how far it was off and to be followed."""
         self._read_at: dict[Process, Micros] = {}
-        self._unclear_since: dict[Process, Micros] = {}
+        self._unclear_since: dict[Process, tuple[Micros, Micros]] = {}
+        """Since when it has been unclear to a process, and when that was accepted which is."""
         self._reached: dict[Process, Micros] = {}
 
     def read(self) -> Micros:
@@ -45,9 +46,15 @@ class Reference:
             return
         self.reached(process)
         before = self._read_at.get(process, 0)
-        has_stepped = abs(self._followed_at(at) - self._followed_at(before)) > bounds.MAX_OFFSET
+        offsets = [offset for _, offset in self._followed[self._index_at(before) : self._index_at(at) + 1]]
+        has_stepped = any(abs(offset - offsets[-1]) > bounds.MAX_OFFSET for offset in offsets)
         is_unclear = has_stepped and at - before > bounds.MAX_OFFSET
-        if is_unclear and at < self._unclear_since.setdefault(process, at) + _CONFIRMED_WITHIN:
+        accepted_at = self._followed[-1][0]
+        unclear_since, unclear = self._unclear_since.get(process, (at, accepted_at))
+        if unclear != accepted_at:
+            unclear_since = at
+        if is_unclear and at < unclear_since + _CONFIRMED_WITHIN:
+            self._unclear_since[process] = unclear_since, accepted_at
             return
         self._unclear_since.pop(process, None)
         self._read_at[process] = at
@@ -78,9 +85,6 @@ class Reference:
         reached = max(self._reached.get(process, 0), START + self._loop.now + offset)
         self._reached[process] = reached
         return reached
-
-    def _followed_at(self, at: Micros) -> Micros:
-        return self._followed[self._index_at(at)][1]
 
     def _index_at(self, at: Micros) -> int:
         return max(0, bisect_right(self._followed, (at, 2**63)) - 1)

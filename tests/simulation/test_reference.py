@@ -43,3 +43,15 @@ def test_a_step_that_was_not_followed_and_is_taken_back_leaves_no_trace() -> Non
     loop.now = 2 * bounds.SECOND
     reference.mend()
     assert reference.reached(node) == START + 2 * bounds.SECOND == reference.read()
+
+
+def test_a_node_that_may_have_followed_a_step_that_was_taken_back_may_go_on_with_it_for_a_while() -> None:
+    loop, reference = _scene()
+    node = loop.process("node")
+    for step in (8 * bounds.SECOND, -8 * bounds.SECOND):
+        loop.now += 10 * bounds.SECOND
+        reference.jump(step)
+        reference.accept()
+    loop.now += bounds.SECOND
+    reference.was_read(node, loop.now)
+    assert reference.reached(node) == START + loop.now + 8 * bounds.SECOND
