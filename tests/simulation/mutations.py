@@ -661,6 +661,7 @@ MUTATIONS: Final = (
         "        return self._first is not None and self._raises >= RAISES_PER_CLAIM\n",
         "        return self._first is not None and self._raises > RAISES_PER_CLAIM\n",
         is_blind=True,
+        why_not_found="no run raises so often under one claim; tests/leadership has it",
     ),
     Mutation(
         "updates are left out of transactions",
