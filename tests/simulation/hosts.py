@@ -180,7 +180,7 @@ class Submitter:
                 if plan.batch:
                     batches.setdefault(plan.batch, []).append(brief)
                 else:
-                    group.create_task(self._at(plan.submit_at, partial(self._submit, client, brief, plan.task_id)))
+                    group.create_task(self._at(plan.submit_at, partial(self._submit, client, brief)))
                 if plan.cancel_at is not None:
                     group.create_task(self._at(plan.cancel_at, partial(self._cancel, client, plan)))
                 if plan.repeat_at is not None:
@@ -207,7 +207,7 @@ class Submitter:
                 self._count(failed)
             await self._clock.sleep(bounds.SECOND)
 
-    async def _submit(self, client: Client, brief: Brief, task_id: str) -> None:
+    async def _submit(self, client: Client, brief: Brief) -> None:
         await client.submit(_new_task(brief))
 
     async def _submit_many(self, client: Client, briefs: Sequence[Brief]) -> None:
@@ -216,7 +216,7 @@ class Submitter:
             if isinstance(result, errors.DuecourseError):
                 self._count(result)
                 if result.is_worth_retrying:
-                    await self._at(0, partial(self._submit, client, brief, brief.plan.task_id))
+                    await self._at(0, partial(self._submit, client, brief))
 
     async def _repeat(self, client: Client, brief: Brief) -> None:
         task = _new_task(brief)

@@ -106,10 +106,6 @@ class Mailbox:
             self._end = end
             self._wake()
 
-    def is_empty(self) -> bool:
-        """Tell whether nothing waits."""
-        return not self._items
-
     async def get(self) -> Any:
         """Read the next item."""
         while not self._items:
