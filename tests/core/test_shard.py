@@ -216,6 +216,16 @@ def test_the_audit_finds_a_lease_of_a_store_that_has_fallen_back() -> None:
     assert shard.shard.leases.by_task[KEY].token == token
 
 
+def test_the_audit_has_read_what_does_not_decode_but_for_what_memory_knows() -> None:
+    shard = waiting()
+    other, out = TaskKey(KEY.namespace, "another"), Effects()
+    shard.shard.handle(events.Audited([], [KEY, other]), shard.now(), out)
+    assert out.task_reads == [(ShardId(0), other)]
+    shard.handle(events.TasksRead([(other, False)]))
+    assert shard.out.audit_misses == 0
+    assert shard.is_ready()
+
+
 def test_a_backlog_larger_than_memory_drains_in_order() -> None:
     shard = OneShard(head=4)
     for number in range(100):

@@ -1,6 +1,7 @@
 """Any node answers any request: what is sent on, what is tried again, and what is said in the end."""
 
 import asyncio
+import gc
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -476,3 +477,33 @@ async def test_the_way_to_a_node_that_has_left_is_closed(three: Several) -> None
         assert list(peers._peers) == [c.peer_address]
     finally:
         await peers.close()
+
+
+async def test_nothing_of_a_refusal_is_left_to_the_garbage_collector(three: Several) -> None:
+    """Else the refusals of an outage, each with its request and all its tries, would pile up until it pauses the node.
+
+    So of what nobody leads, and of what another node was asked for that does not lead it after all.
+    """
+    a, b, c = three.nodes
+    [led_by_none] = task_ids(1, 1)
+    [passed_on] = task_ids(3, 1)
+    for node in (a, b, c):
+        del node.view.leaders[ShardId(1)]
+    del c.loop.shards[ShardId(3)]
+    gc.collect()
+    known = _domain_errors()
+    gc.disable()
+    try:
+        for task_id in (led_by_none, passed_on):
+            await refused(a, task_id, 0.5)
+            with pytest.raises(aio.AioRpcError):
+                await a.tasks.CancelTask(task_service_pb2.CancelTaskRequest(task_id=task_id), timeout=0.5)
+        left = [one for one in _domain_errors() if not any(one is before for before in known)]
+    finally:
+        gc.enable()
+    assert c.metrics.rpc_requests
+    assert not left
+
+
+def _domain_errors() -> list[errors.DomainError]:
+    return [one for one in gc.get_objects() if isinstance(one, errors.DomainError)]

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 import grpc
 from grpc import ChannelConnectivity, aio
-from simulation.loop import Process
+from simulation.loop import Process, wake
 from simulation.network import RETRY, Call, Network, Status
 from simulation.wire import host_at, host_of
 
@@ -101,7 +101,7 @@ class Channel:
         """Wait until somebody can be reached."""
         while self._reachable() is not ChannelConnectivity.READY:
             tried: asyncio.Future[None] = self._network.loop.create_future()
-            self._network.loop.after(RETRY, _settle, tried)
+            self._network.loop.after(RETRY, wake, tried)
             await tried
 
     async def close(self, grace: float | None = None) -> None:
@@ -139,7 +139,7 @@ class Channel:
         self._state = state
         waiting, self._has_changed = self._has_changed, []
         for changed in waiting:
-            _settle(changed)
+            wake(changed)
 
 
 class Answer:
@@ -224,8 +224,3 @@ def opener(network: Network) -> Callable[..., Channel]:
         return Channel(network, network.loop.current, address)
 
     return insecure_channel
-
-
-def _settle(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)

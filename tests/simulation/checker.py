@@ -69,6 +69,14 @@ class Checker:
         """Check a purge."""
         self._store.purged(process, fence, ended_before)
 
+    def set_aside(self, process: Process, fence: Fence, key: TaskKey) -> None:
+        """Check the end of a task whose record does not decode."""
+        self._store.set_aside(process, fence, key)
+
+    def spoiled(self, key: TaskKey) -> None:
+        """Note that a task's record decodes no more."""
+        self._history.spoiled.add(key)
+
     def fell_back(self, rows: Mapping[ShardId, ShardRow], kept: Mapping[TaskKey, Progress]) -> None:
         """Go on from what the store still holds."""
         self._terms.fell_back(rows)
@@ -148,8 +156,13 @@ class Checker:
         return list(islice(self._history.grants.values(), number, None))
 
     def has_lost(self, key: TaskKey) -> bool:
-        """Tell whether the store has lost something of a task."""
-        return key in self._history.lost
+        """Tell whether the store has lost something of a task, or spoiled its record."""
+        return key in self._history.lost or key in self._history.spoiled
+
+    @property
+    def has_spoiled(self) -> bool:
+        """Whether any record was spoiled."""
+        return bool(self._history.spoiled)
 
     @property
     def shards_behind(self) -> Collection[ShardId]:

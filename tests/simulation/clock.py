@@ -1,10 +1,9 @@
 """The clock of one simulated machine: its wall clock may be off, jump and drift, its elapsed time runs almost right."""
 
-import asyncio
 from bisect import bisect_right
 from typing import Final
 
-from simulation.loop import Process, SimulationLoop
+from simulation.loop import Process, SimulationLoop, wake
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros, Now
@@ -119,13 +118,8 @@ class MachineClock:
         until = self.elapsed() + duration
         while (left := until - self.elapsed()) > 0:
             woken = self._loop.create_future()
-            timer = self._loop.call_later(min(left, bounds.LONGEST_SLEEP) / bounds.SECOND, _wake, woken)
+            timer = self._loop.call_later(min(left, bounds.LONGEST_SLEEP) / bounds.SECOND, wake, woken)
             try:
                 await woken
             finally:
                 timer.cancel()
-
-
-def _wake(woken: "asyncio.Future[None]") -> None:
-    if not woken.done():
-        woken.set_result(None)

@@ -47,6 +47,8 @@ EXPECTED: Final = (
     "clock accepted",
     "node drained",
     "purged",
+    *(f"set aside {state}" for state in ("waiting", "held")),
+    "refused CancelTask DATA_LOSS",
     "handler starts",
 )
 _OF_KIND: Final = {

@@ -18,7 +18,7 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 from simulation.keyspace import Events, Keyspace, Refused
-from simulation.loop import Process, SimulationLoop
+from simulation.loop import Process, SimulationLoop, wake
 from simulation.network import Context, Network
 
 from duecourse.etcd.v1 import kv_pb2, lease_pb2, server_pb2, watch_pb2
@@ -204,7 +204,7 @@ class SimulatedEtcd:
         loop = self.network.loop
         if self.slowness:
             waited: asyncio.Future[None] = loop.create_future()
-            loop.after(int(self.random.random() * self.slowness), _wake, waited)
+            loop.after(int(self.random.random() * self.slowness), wake, waited)
             await waited
         if self._leader is not None:
             return apply()
@@ -447,11 +447,6 @@ def _settle(answer: "asyncio.Future[Any]", apply: Callable[[], Any]) -> None:
         return
     if not answer.done():
         answer.set_result(result)
-
-
-def _wake(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 def _give_up(answer: "asyncio.Future[Any]") -> None:

@@ -212,6 +212,16 @@ class Faults:
         self._later(fault, link.mend)
         return True
 
+    def _spoil_record(self, fault: FaultPlan, address: str) -> bool:
+        checker = self._world.checker
+        sound = [record.task.key for record in checker.unfinished() if not checker.has_lost(record.task.key)]
+        if not sound:
+            return False
+        key = sound[fault.target % len(sound)]
+        self._world.backing.spoil(key)
+        checker.spoiled(key)
+        return True
+
     # The network.
 
     def _cut_streams(self, fault: FaultPlan, address: str, *, has_notice: bool) -> bool:
@@ -359,9 +369,10 @@ _ELSEWHERE: Final = frozenset(
         FaultKind.NODE_JOINS,
         FaultKind.NODE_LEAVES,
         FaultKind.CLOCK_JUMP,
+        FaultKind.RECORD_SPOILED,
     )
 )
-"""What moves leaders at most, while workers reach them and they reach the store."""
+"""What moves leaders or concerns one task at most, while workers reach them and they reach the store."""
 _ON_WORKERS: Final = (FaultKind.WORKER_CRASH, FaultKind.WORKER_PAUSE)
 
 _STRIKES: Final[dict[FaultKind, Callable[[Faults, FaultPlan, str], bool]]] = {
@@ -391,6 +402,7 @@ _STRIKES: Final[dict[FaultKind, Callable[[Faults, FaultPlan, str], bool]]] = {
     FaultKind.NODE_LEAVES: Faults._remove_node,
     FaultKind.ETCD_RESTORED: Faults._restore_etcd,
     FaultKind.STORE_FELL_BACK: Faults._fall_back,
+    FaultKind.RECORD_SPOILED: Faults._spoil_record,
     FaultKind.STORE_CLOCK_JUMP: Faults._jump_store_clock,
     FaultKind.ALL_CLOCKS_JUMP: Faults._jump_all_clocks,
     **dict.fromkeys(etcd_strikes.STRIKES, Faults._trouble_etcd),

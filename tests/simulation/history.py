@@ -49,6 +49,11 @@ class Grant:
         return self.attempt.outcome
 
     @property
+    def is_recorded_as_said(self) -> bool:
+        """Whether it ended by the word of its worker."""
+        return self.outcome is not None and self.outcome is self.said and self.attempt.outcome_digest is not None
+
+    @property
     def is_lost(self) -> bool:
         """Whether it was given up without a word of its worker, so that its handler may run on."""
         outcome = self.outcome
@@ -100,6 +105,8 @@ class History:
         """All tasks that were ever stored."""
         self.lost: set[TaskKey] = set()
         """Tasks of which the store has lost something."""
+        self.spoiled: set[TaskKey] = set()
+        """Tasks whose records decode no more."""
         self.shards_behind: set[ShardId] = set()
         """Shards whose leaders may know more than a store that has lost something, until they begin a new term."""
         self.behind_until: Micros = -1
@@ -117,8 +124,8 @@ class History:
         return self._loop.now
 
     def fail(self, invariant: str, text: str, key: TaskKey | None = None) -> None:
-        """Note a violation. What a store has lost is not held against the nodes."""
-        if key in self.lost:
+        """Note a violation. What a store has lost or spoiled is not held against the nodes."""
+        if key in self.lost or key in self.spoiled:
             return
         self.violations.append(Violation(invariant, text, self.now, key))
         self.note("!", f"{invariant}: {text}")

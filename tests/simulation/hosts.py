@@ -203,6 +203,12 @@ class Submitter:
                 if not isinstance(refused, _PROPER_REFUSALS):
                     raise
                 return
+            except errors.ServerFault as fault:
+                self._count(fault)
+                # Of a record that is not spoiled, the checker has seen it said.
+                if fault.reason != "RECORD_CORRUPT":
+                    raise
+                return
             except (errors.Unavailable, errors.OutcomeUncertain) as failed:
                 self._count(failed)
             await self._clock.sleep(bounds.SECOND)

@@ -32,6 +32,12 @@ class Deadlock(Exception):
     """Nothing can run and nothing is due: somebody waits for ever."""
 
 
+def wake(waiter: "asyncio.Future[None]") -> None:
+    """Let go on what waits, if it still does."""
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 def _nothing() -> None:
     pass
 

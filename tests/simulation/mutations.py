@@ -533,6 +533,30 @@ MUTATIONS: Final = (
         is_blind=True,
     ),
     Mutation(
+        "a record that does not decode is passed over by the audit",
+        f"{_SERVER}/maintenance/audit.py",
+        "for record in (*due.corrupt, *held.corrupt):",
+        "for record in (*due.corrupt, *held.corrupt)[:0]:",
+    ),
+    Mutation(
+        "a task whose record does not decode is said not to be there",
+        f"{_SERVER}/core/cancellations.py",
+        "errors.RecordCorrupt(key.task_id)",
+        "errors.TaskNotFound(key.task_id)",
+    ),
+    Mutation(
+        "what does not decode is set aside under any term",
+        f"{_SERVER}/storage/memory.py",
+        "            return stale\n        kept = self._records.get(record.key)",
+        "            pass\n        kept = self._records.get(record.key)",
+    ),
+    Mutation(
+        "an outcome that is said again is called lost",
+        f"{_SERVER}/core/shard.py",
+        "        elif attempt.outcome_digest == end.digest:\n",
+        "        elif attempt.outcome_digest == end.digest and attempt.outcome is AttemptOutcome.RETURNED:\n",
+    ),
+    Mutation(
         "the audit passes over the last task of a head",
         f"{_SERVER}/core/near.py",
         "        return key.due_time < complete_to and (head is None or head.cursor is None or key <= head.cursor)\n",

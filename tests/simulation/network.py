@@ -240,6 +240,7 @@ class Call:
         self.inbox.close(partial(_raise, status))
         if self._down is not None:
             self._down.lose()
+            self._down = None
         if self._up is not None and not self._up.is_lost and not self.client.is_dead:
             self._loop.after(self._network.weather.delay(), self._cancel_handler)
         self._network.forget(self)
@@ -268,6 +269,8 @@ class Call:
         except Exception as error:
             self._loop.failures.append(f"{self._loop.current}: {self.method} raised {error!r}")
             status = Status(grpc.StatusCode.UNKNOWN, repr(error))
+        finally:
+            self._task = None
         down.send(status)
 
     # What happens to it.
@@ -320,6 +323,7 @@ class Call:
             self.inbox.put(item)
             return
         self.status = item
+        self._down = None
         if self._deadline is not None:
             self._deadline.cancel()
         self.inbox.close(partial(_raise, item))
@@ -332,7 +336,7 @@ class Call:
 
     def _cancel_handler(self) -> None:
         """Have the handler hear of the client's end; later, if nothing gets through to it."""
-        if self._task is None or self._task.done():
+        if self._task is None:
             return
         is_blocked = self._network.weather.is_blocked(*self.hosts)
         if is_blocked and self._up is not None and not self._up.is_lost and self._loop.now < self._noticed_by:

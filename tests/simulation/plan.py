@@ -106,6 +106,8 @@ class FaultKind(StrEnum):
     """To an older state of its own, as when a replica is promoted that lagged behind."""
     STORE_CLOCK_JUMP = "store clock jump"
     ALL_CLOCKS_JUMP = "all clocks jump"
+    RECORD_SPOILED = "record spoiled"
+    """A task's: it decodes no more."""
 
 
 _ONLY_OF_SOLO: Final = frozenset((FaultKind.NODE_REPLACED, FaultKind.NODE_REPLACED_WHILE_PAUSED))
@@ -134,8 +136,15 @@ _ONLY_OF_CLUSTERS: Final = frozenset(
         FaultKind.ALL_CLOCKS_JUMP,
     )
 )
-SOLO_FAULTS: Final = tuple(kind for kind in FaultKind if kind not in _ONLY_OF_CLUSTERS)
-CLUSTER_FAULTS: Final = tuple(kind for kind in FaultKind if kind not in _ONLY_OF_SOLO)
+_DRAWN_APART: Final = (FaultKind.RECORD_SPOILED,)
+"""Came later: drawn with the others, it would have the seeds that found something find nothing."""
+_DRAWN_FOR_SOLO: Final = tuple(kind for kind in FaultKind if kind not in {*_ONLY_OF_CLUSTERS, *_DRAWN_APART})
+_DRAWN_FOR_CLUSTERS: Final = tuple(kind for kind in FaultKind if kind not in {*_ONLY_OF_SOLO, *_DRAWN_APART})
+SOLO_FAULTS: Final = (*_DRAWN_FOR_SOLO, *_DRAWN_APART)
+CLUSTER_FAULTS: Final = (*_DRAWN_FOR_CLUSTERS, *_DRAWN_APART)
+
+_SHARE_APART: Final = 0.3
+"""Of the seeds."""
 
 SOLO_MOMENTS: Final = (
     "commit sent",
@@ -247,8 +256,15 @@ def draw(seed: int, kind: Kind = Kind.CLUSTER) -> Plan:
         _task(source, number, setup)
         for number in range(source.randint(*((100, 140) if kind is Kind.SOLO else (104, 110))))
     ]
-    faults = sorted((_fault(source, setup) for _ in range(source.randint(5, 12))), key=lambda fault: fault.at)
-    return Plan(seed=seed, setup=setup, tasks=tasks, faults=faults)
+    faults = [_fault(source, setup, _drawn(kind)) for _ in range(source.randint(5, 12))]
+    apart = random.Random(f"{seed} {kind} apart")
+    if apart.random() < _SHARE_APART:
+        faults += [_fault(apart, setup, _DRAWN_APART) for _ in range(apart.randint(1, 3))]
+    return Plan(seed=seed, setup=setup, tasks=tasks, faults=sorted(faults, key=lambda fault: fault.at))
+
+
+def _drawn(kind: Kind) -> Sequence[FaultKind]:
+    return _DRAWN_FOR_SOLO if kind is Kind.SOLO else _DRAWN_FOR_CLUSTERS
 
 
 def _setup(source: random.Random, kind: Kind) -> Setup:
@@ -357,8 +373,8 @@ def _ending(source: random.Random) -> tuple[Ending, Micros]:
     return source.choice(kinds), source.randrange(longest * bounds.MILLISECOND)
 
 
-def _fault(source: random.Random, setup: Setup) -> FaultPlan:
-    kinds, moments = (SOLO_FAULTS, SOLO_MOMENTS) if setup.kind is Kind.SOLO else (CLUSTER_FAULTS, CLUSTER_MOMENTS)
+def _fault(source: random.Random, setup: Setup, kinds: Sequence[FaultKind]) -> FaultPlan:
+    moments = SOLO_MOMENTS if setup.kind is Kind.SOLO else CLUSTER_MOMENTS
     return FaultPlan(
         at=source.randrange(bounds.SECOND, setup.duration - bounds.SECOND),
         kind=source.choice(kinds),

@@ -13,8 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from typing import Final
 from simulation import arguments
 from simulation.mutations import MUTATIONS, Mutation
 from simulation.plan import Kind
+from simulation.run import INTERRUPTED
 from simulation.seeds import FOUND
 
 ROOT: Final = Path(__file__).parent.parent.parent
@@ -77,20 +79,31 @@ def main(given_arguments: Sequence[str] | None = None) -> int:
     # Without a fault nothing may be found: else it would prove nothing that something is.
     kinds = [given.kind] if given.kind else list(Kind)
     wanted = [_NOTHING, *(mutation for mutation in MUTATIONS if given.only in mutation.name)]
-    wrong = 0
+    outcomes: Counter[Outcome] = Counter()
+    wrong: list[str] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
-        tries = [
+        tries = {
             pool.submit(
                 try_out, mutation, Path(folder) / str(number), _recorded(mutation), _seeds(mutation, given.seeds, kinds)
-            )
+            ): mutation
             for number, mutation in enumerate(wanted)
-        ]
-        for mutation, tried in zip(wanted, tries, strict=True):
-            outcome, told = tried.result()
-            is_right = outcome is _expected(mutation)
-            wrong += not is_right
-            print(f"{'' if is_right else 'WRONG: '}{mutation.name:69} {told}", flush=True)
-    print(f"{len(wanted) - wrong} of {len(wanted)} came out as they should")
+        }
+        try:
+            for number, tried in enumerate(as_completed(tries), start=1):
+                mutation = tries[tried]
+                outcome, told = tried.result()
+                outcomes[outcome] += 1
+                is_right = outcome is _expected(mutation)
+                line = f"{mutation.name:69} {told}"
+                if not is_right:
+                    wrong.append(line)
+                print(f"{number:3} of {len(wanted)} {'' if is_right else 'WRONG: '}{line}", flush=True)
+        except KeyboardInterrupt:
+            # What runs was interrupted as well.
+            pool.shutdown(cancel_futures=True)
+            return INTERRUPTED
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())))
+    print("\n".join([f"{len(wanted) - len(wrong)} of {len(wanted)} came out as they should", *wrong]))
     return 1 if wrong else 0
 
 

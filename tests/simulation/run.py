@@ -23,7 +23,8 @@ from simulation.plan import Kind
 from duecourse.timing.clock import SystemClock
 
 _CHUNK: Final = 8
-_INTERRUPTED: Final = 130
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C."""
 _clock = SystemClock()
 
 
@@ -109,7 +110,7 @@ def main(given_arguments: Sequence[str] | None = None) -> int:
                 break
     except KeyboardInterrupt:
         _report(given.kind, tally)
-        return _INTERRUPTED
+        return INTERRUPTED
     _report(given.kind, tally)
     return 1 if tally.failures or tally.lost(given.kind) else 0
 

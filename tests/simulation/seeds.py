@@ -67,6 +67,14 @@ FOUND: Final = (
     ),
     Found(
         Kind.CLUSTER,
+        1127,
+        "L1",
+        "a record that did not decode and that only the audit met was never set aside",
+        "Set aside what does not decode also when only the audit meets it",
+        "a record that does not decode is passed over by the audit",
+    ),
+    Found(
+        Kind.CLUSTER,
         116582,
         "S3",
         "a node that started took what was confirmed before the store's clock jumped for a word on what it showed then",

@@ -74,6 +74,10 @@ class Observer(Protocol):
         """See a purge that was applied or refused."""
         ...
 
+    def set_aside(self, process: Process, fence: Fence, key: TaskKey) -> None:
+        """See the end of a task whose record does not decode."""
+        ...
+
     def knew_time(self, process: Process, at: Micros) -> None:
         """See a process learn what the store's clock showed at a time."""
         ...
@@ -93,6 +97,9 @@ class Quiet:
         """Look away."""
 
     def purged(self, process: Process, fence: Fence, ended_before: Micros) -> None:
+        """Look away."""
+
+    def set_aside(self, process: Process, fence: Fence, key: TaskKey) -> None:
         """Look away."""
 
     def knew_time(self, process: Process, at: Micros) -> None:
@@ -229,7 +236,14 @@ class SimulatedStore:
 
     async def set_aside(self, fence: Fence, record: CorruptRecord, at: Micros) -> bool | Stale:
         """End a task that does not decode."""
-        return await self._write(lambda: _now(self._backing.set_aside(fence, record, at)))
+
+        def apply() -> bool | Stale:
+            answer = _now(self._backing.set_aside(fence, record, at))
+            if answer is True:
+                self._observer.set_aside(self._process, fence, record.key)
+            return answer
+
+        return await self._write(apply)
 
     async def bind(self, coordination: str, *, is_forced: bool = False) -> Sequence[ShardRow]:
         """Write a coordination into the shard rows."""

@@ -16,6 +16,7 @@ from duecourse.server.core.task import (
     TERMINAL,
     WAITING,
     AttemptOutcome,
+    FailureReason,
     Progress,
     ShardId,
     Task,
@@ -65,6 +66,19 @@ class StoreChecks:
                 self._fail("S1", f"{key.task_id} was deleted as {record.progress.state}", key)
             elif end_time > self._reference.reached(process) - self.retention:
                 self._fail("S1", f"{key.task_id} was deleted before its retention was over", key)
+
+    def set_aside(self, process: Process, fence: Fence, key: TaskKey) -> None:
+        """Check that only what does not decode was ended for that, under the current fence."""
+        self._terms.wrote(process, fence, "set a task aside under")
+        record, task = self._history.records.get(key), self.find(key)
+        if key not in self._history.spoiled or record is None or task is None or record.progress.state in TERMINAL:
+            self._fail("S1", f"{key.task_id} was set aside, though it decodes")
+            return
+        self._coverage[f"set aside {'held' if record.progress.state in HELD else 'waiting'}"] += 1
+        if (task.progress.state, task.progress.failure_reason) != (TaskState.FAILED, FailureReason.RECORD_CORRUPT):
+            self._fail("S12", f"{key.task_id} was set aside, and is {task.progress}")
+        record.progress = task.progress
+        record.changed_at = self._history.now
 
     def fell_back(self, kept: Mapping[TaskKey, Progress]) -> None:
         """Go on from the tasks that the store still holds."""

@@ -5,8 +5,12 @@ from typing import Final
 
 from simulation.world import Result
 
-_ALWAYS: Final = ("world", "!", " starts", " leads ", "term_ended", "terms_begun", "stream ended", "stream serving")
+_ALWAYS: Final = ("world", "!", " leads ", "term_ended", "terms_begun", "stream ended", "stream serving")
+_STARTS: Final = " starts"
+"""Ends the line of a process that begins."""
 _LONGEST: Final = 200
+_FEW: Final = 12
+"""So many tasks of a plan are shown."""
 
 
 def readable(result: Result, *, shows_all: bool) -> Sequence[str]:
@@ -16,12 +20,14 @@ def readable(result: Result, *, shows_all: bool) -> Sequence[str]:
         f"seed {plan.seed}: {len(plan.tasks)} tasks, {len(plan.faults)} faults, {result.steps} events, digest"
         f" {result.digest:x}",
         f"set-up: {plan.setup}",
+        *(f"planned: {fault}" for fault in plan.faults),
+        *(f"planned: {task}" for task in plan.tasks if len(plan.tasks) <= _FEW),
     ]
     tail = [f"broken: {violation}" for violation in result.violations] or ["nothing was broken"]
     lines = result.trace
     if not shows_all:
-        names = _names(result)
-        lines = [line for line in lines if any(word in line for word in _ALWAYS) or any(name in line for name in names)]
+        names = (*_ALWAYS, *_names(result))
+        lines = [line for line in lines if line.endswith(_STARTS) or any(name in line for name in names)]
     return [*head, *(line[:_LONGEST] for line in lines), *tail]
 
 

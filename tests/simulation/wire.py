@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from simulation.loop import Process, SimulationLoop
+from simulation.loop import Process, SimulationLoop, wake
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -124,8 +124,8 @@ class Mailbox:
             self._waiter.cancel()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            wake(self._waiter)
 
 
 class Pipe:
@@ -165,8 +165,8 @@ class Pipe:
     def read(self) -> None:
         """Note that the reader took a message."""
         self._unread -= 1
-        if self._has_room is not None and not self._has_room.done():
-            self._has_room.set_result(None)
+        if self._has_room is not None:
+            wake(self._has_room)
 
     def lose(self) -> None:
         """Deliver nothing of what is on its way, nor of what will be sent."""

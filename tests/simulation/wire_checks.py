@@ -141,6 +141,8 @@ class WireChecks:
             case worker_service_pb2.OUTCOME_VERDICT_LEASE_LOST:
                 if is_known and grant is not None and grant.outcome is None:
                     self._fail("S13", "an outcome is refused, while its attempt is open", key)
+                elif is_known and grant is not None and grant.is_recorded_as_said:
+                    self._fail("S13", f"{grant.said} is refused, and is what is recorded", key)
             case worker_service_pb2.OUTCOME_VERDICT_UNKNOWN_TOKEN:
                 if is_known:
                     self._fail("S13", "a token is said to be unknown, and is not", key)
@@ -224,14 +226,18 @@ class WireChecks:
         if self._history.is_traced:
             self._history.note(server.name, f"refuses {called}: {status.code.name} {status.details}")
         if status.code in _FAULTS_OF_OURS:
-            self._fail("S20", f"{server} ended {method} with {status.code.name}: {status.details}")
+            # Of one task at most, and not held against the node if it is one whose record is spoiled.
+            key = TaskKey("default", request.task_id) if called == "CancelTask" else None
+            self._fail("S20", f"{server} ended {method} with {status.code.name}: {status.details}", key)
         elif method.endswith("StreamAssignments") and status.code is grpc.StatusCode.INVALID_ARGUMENT:
             self._fail("S20", f"a stream was ended for a violation of the protocol: {status.details}")
         elif called == "CancelTask" and status.code is grpc.StatusCode.NOT_FOUND:
             record = self._history.records.get(TaskKey("default", request.task_id))
             acknowledged_at = None if record is None or record.is_gone else record.acknowledged_at
             if record is not None and acknowledged_at is not None and acknowledged_at < since:
-                self._fail("S1", f"{request.task_id} was acknowledged and is not found", record.task.key)
+                # One that does not decode is still there.
+                key = record.task.key if record.task.key in self._history.lost else None
+                self._fail("S1", f"{request.task_id} was acknowledged and is not found", key)
         elif called == "SubmitTask" and status.code is grpc.StatusCode.ALREADY_EXISTS:
             self._said_to_exist(request.task)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from simulation.loop import Process
+from simulation.loop import Process, wake
 from simulation.network import RETRY, Network
 from simulation.wire import host_at, host_of
 
@@ -44,7 +44,7 @@ def dialler(network: Network) -> Callable[..., Coroutine[Any, Any, tuple[Wire, W
         delay = weather.delay()
         while True:
             arrived: asyncio.Future[None] = loop.create_future()
-            loop.after(delay, _settle, arrived)
+            loop.after(delay, wake, arrived)
             await arrived
             is_silent = weather.is_blocked(here, there) or weather.is_blocked(there, here) or network.is_off(there)
             if not is_silent:
@@ -57,8 +57,3 @@ def dialler(network: Network) -> Callable[..., Coroutine[Any, Any, tuple[Wire, W
         return wire, wire
 
     return open_connection
-
-
-def _settle(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -258,8 +258,10 @@ class World:
             # Looked at from step to step: what was counted just before a new term is excused as well.
             if self.checker.was_behind_since(self.loop.now - 2 * STEP):
                 one.excused_misses = one.metrics.audit_misses
-            elif is_missed or one.metrics.corrupt_records:
+            elif is_missed:
                 self.checker.fail("L1", f"{one.process} had missed a due task that the store holds")
+            elif one.metrics.corrupt_records and not self.checker.has_spoiled:
+                self.checker.fail("S18", f"{one.process} could not decode a record")
         self.fleet.watch_over()
         setup = self.plan.setup
         for name, worker in self.workers.items():

@@ -123,7 +123,10 @@ class Caller:
                 is_silent = isinstance(failure, errors.OutcomeUncertain) and not failure.reason
                 self._router.avoid(route, is_silent=is_silent)
             if not await patience.allows_retry(failure) or self._router.is_closed:
-                raise patience.verdict(failure) from cause
+                try:
+                    raise patience.verdict(failure) from cause
+                finally:
+                    del failure, cause  # their tracebacks refer to this frame
 
 
 def _times_cancelled() -> int:

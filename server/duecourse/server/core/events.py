@@ -3,6 +3,7 @@
 Events about a task name it by its key. Events carry batches where they come in batches.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -179,9 +180,10 @@ class LaneLoaded:
 
 @dataclass(slots=True, eq=False)
 class Audited:
-    """The oldest due tasks, and those that are held, as the store has them."""
+    """The oldest due tasks, and those that are held, as the store has them; `corrupt` do not decode."""
 
     tasks: list[Task]
+    corrupt: Sequence[TaskKey] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -121,7 +121,7 @@ class Shard:
                 for task in event.tasks:
                     self.leases.restore(task, event.raises, now)
             case Audited():
-                self._audit(event.tasks, out)
+                self._audit(event, out)
             case _:
                 assert_never(event)
 
@@ -390,12 +390,18 @@ class Shard:
                 self.near.place(task, out.ready, now.earliest)
         self.near.covered(event.due_from)
 
-    def _audit(self, tasks: list[Task], out: Effects) -> None:
-        """Hold tasks that the store takes for due or held against memory; what memory misses is read again."""
-        for task in tasks:
+    def _audit(self, event: Audited, out: Effects) -> None:
+        """Hold tasks that the store takes for due or held against memory; what memory misses is read again.
+
+        So is what does not decode, and that read sets it aside; a task that memory knows goes on from there.
+        """
+        for task in event.tasks:
             if not self._is_known(task.key) and (task.progress.state in HELD or self.near.is_complete_up_to(task)):
                 self._audited.add(task.key)
                 self.lines.read(task.key, None, out)
+        for key in event.corrupt:
+            if not self._is_known(key):
+                self.lines.read(key, None, out)
 
     # Time.
 

@@ -1,7 +1,8 @@
 """Holds the store's oldest due tasks, and all that are held, against memory, once a minute.
 
 What memory misses is read again. A due task that it misses is a fault of ours, and counted; one that is held comes of a
-store that has lost what it had committed, where a task that has ended may be running again.
+store that has lost what it had committed, where a task that has ended may be running again. One that does not decode is
+set aside then, if it could not be when it was read before.
 """
 
 from collections import defaultdict
@@ -11,7 +12,7 @@ from duecourse.model import bounds
 from duecourse.server.core.events import Audited
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.shard import Shard
-from duecourse.server.core.task import ShardId, Task
+from duecourse.server.core.task import ShardId, Task, TaskKey
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import StoreUnavailable, TaskStore
 from duecourse.server.telemetry import logs
@@ -42,7 +43,10 @@ async def once(store: TaskStore, loop: Loop) -> None:
     tasks: defaultdict[ShardId, list[Task]] = defaultdict(list)
     for task in (*due.tasks, *held.tasks):
         tasks[task.shard].append(task)
+    corrupt: defaultdict[ShardId, list[TaskKey]] = defaultdict(list)
+    for record in (*due.corrupt, *held.corrupt):
+        corrupt[record.shard].append(record.key)
     standing = {Fence(row.shard, row.epoch, row.holder) for row in rows}
-    for number, of_shard in tasks.items():
+    for number in (*tasks, *(shard for shard in corrupt if shard not in tasks)):
         if shards[number].fence in standing:
-            loop.post_to(shards[number], Audited(of_shard))
+            loop.post_to(shards[number], Audited(tasks.get(number, []), corrupt.get(number, ())))

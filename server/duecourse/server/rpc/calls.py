@@ -6,7 +6,7 @@ node that long. Unexpected errors end as INTERNAL with an id that finds the log 
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 from grpc import aio
@@ -51,13 +51,17 @@ class Calls:
             self.count(method, grpc.StatusCode.CANCELLED)
             raise
         except _LimitReached:
-            await self.refuse(method, context, status.deadline_exceeded())
+            found = status.deadline_exceeded()
         except Exception as error:
-            await self.refuse(method, context, status.refusal(error))
-        self.count(method, grpc.StatusCode.OK)
-        return response
+            found = status.refusal(error)
+        else:
+            self.count(method, grpc.StatusCode.OK)
+            return response
+        # Raised in a handler above, gRPC's exception would keep that one, and gRPC keeps its own in a cycle.
+        await self.refuse(method, context, found)
+        raise AssertionError("a refusal raises")
 
-    async def refuse(self, method: str, context: "aio.ServicerContext[Any, Any]", found: status.Refusal) -> None:
+    async def refuse(self, method: str, context: "aio.ServicerContext[Any, Any]", found: status.Refusal) -> NoReturn:
         """End a call with a status, and count it."""
         self.count(method, found.code)
         await status.abort(context, found)

@@ -93,7 +93,10 @@ class Peers:
         except aio.AioRpcError as failed:
             error = relay.of_call(failed)
             result = _RESULTS.get(type(error), "refused")
-            raise error from failed
+            try:
+                raise error from failed
+            finally:
+                del error  # its traceback refers to this frame
         finally:
             peer.calls -= 1
             self._metrics.peer_calls[result] += 1

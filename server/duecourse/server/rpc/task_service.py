@@ -114,7 +114,10 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
             one = OneSubmission(self._commands, request, submission)
             (answer,) = await self._routing.carry_out(one, context.time_remaining())
         if not isinstance(answer, Submitted):
-            raise answer
+            try:
+                raise answer
+            finally:
+                del answer  # its traceback refers to this frame
         response = task_service_pb2.SubmitTaskResponse()
         present.submitted(submission.task_id, answer, response.submitted)
         return response
@@ -202,7 +205,10 @@ class TaskService(task_service_pb2_grpc.TaskServiceServicer):
         shard = self._shard_of_slot(slots.slot_of(namespace, task_id))
         (answer,) = await self._routing.carry_out(Cancellation(shard, request, wait, cancel), remaining)
         if isinstance(answer, errors.DomainError):
-            raise answer
+            try:
+                raise answer
+            finally:
+                del answer  # its traceback refers to this frame
         assert isinstance(answer, task_service_pb2.CancelTaskResponse), "a cancellation is answered as one"
         return answer
 

@@ -100,7 +100,10 @@ class NodeCommands:
         await call.done
         answer = call.answers[0]
         if isinstance(answer, errors.DomainError):
-            raise answer
+            try:
+                raise answer
+            finally:
+                del answer, call  # its traceback refers to this frame
         assert isinstance(answer, Cancelled), "a cancellation is answered as one"
         return answer
 
