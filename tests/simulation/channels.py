@@ -9,7 +9,7 @@ import grpc
 from grpc import ChannelConnectivity, aio
 from simulation.loop import Process, wake
 from simulation.network import RETRY, Call, Network, Status
-from simulation.wire import host_at, host_of
+from simulation.wire import host_at
 
 from duecourse.model import bounds
 
@@ -118,7 +118,7 @@ class Channel:
         return ChannelConnectivity.READY if is_there else ChannelConnectivity.TRANSIENT_FAILURE
 
     def _is_blocked(self) -> bool:
-        here, there = host_of(self._client), host_at(self._address)
+        here, there = self._client.host, host_at(self._address)
         weather = self._network.weather
         return weather.is_blocked(here, there) or weather.is_blocked(there, here)
 

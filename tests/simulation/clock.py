@@ -115,10 +115,11 @@ class MachineClock:
 
     async def sleep(self, duration: Micros) -> None:
         """Sleep in steps of at most a second, until the elapsed time says so."""
+        loop = self._loop
         until = self.elapsed() + duration
         while (left := until - self.elapsed()) > 0:
-            woken = self._loop.create_future()
-            timer = self._loop.call_later(min(left, bounds.LONGEST_SLEEP) / bounds.SECOND, wake, woken)
+            woken = loop.create_future()
+            timer = loop.call_later(min(left, bounds.LONGEST_SLEEP) / bounds.SECOND, wake, woken)
             try:
                 await woken
             finally:

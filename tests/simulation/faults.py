@@ -15,7 +15,6 @@ from simulation import etcd_strikes
 from simulation.loop import Process
 from simulation.plan import FaultKind, FaultPlan
 from simulation.store import Trouble
-from simulation.wire import host_of
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -107,7 +106,7 @@ class Faults:
 
     def _concerns(self, fault: FaultPlan, process: Process) -> bool:
         """Tell whether a fault strikes as a process goes through its moment: another worker's is not a worker's."""
-        host = host_of(process)
+        host = process.host
         return fault.kind not in _ON_WORKERS or host not in self._world.workers or host == self._worker(fault)
 
     def _strike(self, fault: FaultPlan, process: Process | None = None) -> None:

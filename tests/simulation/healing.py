@@ -9,7 +9,7 @@ from simulation.history import Grant, Record
 from simulation.hosts import incarnation_of
 from simulation.loop import Process
 from simulation.nodes import api_address
-from simulation.plan import Kind
+from simulation.plan import SHORTEST, Kind
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -29,8 +29,6 @@ _CALM: Final = 5 * bounds.SECOND
 _DEADLINE_BOUND: Final = 2 * bounds.SECOND
 _ORDERED_AFTER: Final = bounds.SECOND
 _PASSED_OVER_AT_MOST: Final = 10
-_SHORTEST: Final = 30 * bounds.SECOND
-"""A run that ends earlier does not count."""
 _LONGEST: Final = 150 * bounds.SECOND
 
 
@@ -71,7 +69,7 @@ class Healing:
             self._check_deadlines()
             self._check_order()
             unfinished = self._checker.unfinished()
-            is_over = world.loop.now >= _SHORTEST and world.have_clients_ended()
+            is_over = world.loop.now >= SHORTEST and world.have_clients_ended()
             if is_over and not unfinished and self._is_connected and self._are_all_led():
                 await self._rest(clock)
                 return

@@ -129,7 +129,8 @@ class Worker:
         checker = self._checker
         checker.started(self.process, token, context.task_id, context.attempt, context.payload)
         ending, duration = brief.ending(context.attempt)
-        until = self._clock.elapsed() + duration
+        unhurried = self._setup.hurries_from - (self._clock.wall() - START)
+        until = self._clock.elapsed() + min(duration, max(unhurried, bounds.SECOND))
         while True:
             try:
                 await self._clock.sleep(until - self._clock.elapsed())

@@ -77,6 +77,8 @@ class Process:
 
     def __init__(self, loop: "SimulationLoop", name: str, number: int) -> None:
         self.name = name
+        self.host = name.partition("#")[0]
+        """The machine that it runs on: its name up to the number of its start."""
         self.number = number
         self.is_paused = False
         self.is_dead = False
@@ -162,7 +164,10 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def after(self, delay: Micros, callback: Callable[..., object], *args: Any) -> Handle:
         """Call back in the world, after a delay."""
-        return self._at(self.now + delay, callback, args, self.world.context, self.world)
+        when = self.now + delay
+        handle = Handle(callback, args, self.world.context, when)
+        heapq.heappush(self._timers, (when, next(self._order), handle, self.world))
+        return handle
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         """Run the world's coroutine to its end, then end all that is left. Raises Deadlock and what `main` raises."""
@@ -179,11 +184,11 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     def _run_until(self, is_over: Callable[[], bool]) -> None:
         """Run step after step. Raises Deadlock. One long function, since all of a run's time goes through it."""
         timers, runnable, draw, step = self._timers, self._runnable, self._random, self._step
-        is_shuffled = self._is_shuffled
+        is_shuffled, pop = self._is_shuffled, heapq.heappop
         while not is_over():
             now = self.now
             while timers and timers[0][0] <= now:
-                _, _, timer, process = heapq.heappop(timers)
+                _, _, timer, process = pop(timers)
                 if not timer.is_cancelled:
                     process.ready.append(timer)
                     if not process.is_runnable:
@@ -316,13 +321,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     ) -> Handle:
         if context is None:
             context = contextvars.copy_context()
-        return self._at(when, callback, args, context, context.get(_PROCESS, self.world))
-
-    def _at(
-        self, when: Micros, callback: Callable[..., object], args: Any, context: contextvars.Context, process: Process
-    ) -> Handle:
         handle = Handle(callback, args, context, when)
-        heapq.heappush(self._timers, (when, next(self._order), handle, process))
+        heapq.heappush(self._timers, (when, next(self._order), handle, context.get(_PROCESS, self.world)))
         return handle
 
 

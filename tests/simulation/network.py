@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 import grpc
 from grpc import aio
 from simulation.loop import Process, SimulationLoop
-from simulation.wire import Mailbox, Pipe, Weather, host_at, host_of
+from simulation.wire import Mailbox, Pipe, Weather, host_at
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -126,7 +126,7 @@ class Network:
         if has_notice:
             self.resets.add(process)
         else:
-            self._off.add(host_of(process))
+            self._off.add(process.host)
         for wire in [wire for wire in self.wires if process in wire.ends]:
             wire.cut(has_notice=has_notice)
         for call in [call for call in self._calls if process in (call.client, call.server)]:
@@ -135,7 +135,7 @@ class Network:
     def cut(self, one: str, other: str, *, has_notice: bool) -> int:
         """Cut all connections between two hosts; returns how many calls were on them."""
         calls = [call for call in self._calls if call.hosts in ((one, other), (other, one))]
-        wires = [wire for wire in self.wires if {host_of(end) for end in wire.ends} == {one, other}]
+        wires = [wire for wire in self.wires if {end.host for end in wire.ends} == {one, other}]
         for call in calls:
             call.cut(has_notice=has_notice)
         for wire in wires:
@@ -179,7 +179,7 @@ class Call:
     ) -> None:
         self.client = client
         self.server: Process | None = None
-        self.hosts = (host_of(client), host_at(address))
+        self.hosts = (client.host, host_at(address))
         self.method = method
         self.metadata = tuple(Metadatum(*pair) for pair in metadata or ())
         self.status: Status | None = None

@@ -14,6 +14,9 @@ from duecourse.model.instants import Micros
 
 TASK_TYPES: Final = ("send", "resize")
 QUEUES: Final = ("default", "mail")
+SHORTEST: Final = 30 * bounds.SECOND
+"""A run that ends earlier does not count."""
+_UNHURRIED: Final = 5 * bounds.SECOND
 RETRY_AFTER: Final[Micros] = 300 * bounds.MILLISECOND
 """What a handler asks for that wants to be tried again later."""
 
@@ -236,6 +239,11 @@ class Setup:
     leaves_paused: bool
     """What is paused at the end stays so."""
     leaving: Leaving
+
+    @property
+    def hurries_from(self) -> Micros:
+        """From when handlers hurry: what is left to see of a run that was healed does not need long ones."""
+        return max(SHORTEST, self.duration + _UNHURRIED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,11 +76,6 @@ class Weather:
         return (source, target) in self._blocked
 
 
-def host_of(process: Process) -> str:
-    """Return the machine that a process runs on: the name up to the number of its start."""
-    return process.name.partition("#")[0]
-
-
 def host_at(address: str) -> str:
     """Return the machine that an address belongs to: the address up to its port."""
     return address.partition(":")[0]
@@ -138,7 +133,7 @@ class Pipe:
         self._loop = loop
         self._weather = weather
         self._source = source
-        self._path = (host_of(source), host_of(target))
+        self._path = (source.host, target.host)
         self._deliver = deliver
         self._queue: deque[tuple[Micros, Any]] = deque()
         """What is on its way, with the times at which it should be there."""

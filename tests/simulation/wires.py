@@ -6,7 +6,7 @@ from typing import Any
 
 from simulation.loop import Process, wake
 from simulation.network import RETRY, Network
-from simulation.wire import host_at, host_of
+from simulation.wire import host_at
 
 
 class Wire:
@@ -40,7 +40,7 @@ def dialler(network: Network) -> Callable[..., Coroutine[Any, Any, tuple[Wire, W
 
     async def open_connection(host: str, port: int) -> tuple[Wire, Wire]:
         client, address = loop.current, f"{host}:{port}"
-        here, there = host_of(client), host_at(address)
+        here, there = client.host, host_at(address)
         delay = weather.delay()
         while True:
             arrived: asyncio.Future[None] = loop.create_future()

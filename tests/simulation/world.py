@@ -26,7 +26,7 @@ from simulation.hosts import Brief, Submitter, Worker, incarnation_of
 from simulation.loop import Deadlock, Process, SimulationLoop
 from simulation.network import Network
 from simulation.nodes import Node
-from simulation.plan import Kind, Plan
+from simulation.plan import SHORTEST, Kind, Plan
 from simulation.repair import Operator
 from simulation.store import Link, SimulatedStore
 
@@ -67,7 +67,7 @@ class Result:
             (self.plan.setup.nodes >= 3 or self.plan.setup.kind is Kind.SOLO)
             and self.plan.setup.workers >= 2
             and self.tasks >= 100
-            and self.simulated >= 30 * bounds.SECOND
+            and self.simulated >= SHORTEST
             and self.fired.total() >= 3
             and self.changes_of_leader >= 1
         )
