@@ -237,6 +237,18 @@ async def test_a_record_that_does_not_decode_stops_nobody_else(harness: Harness)
     assert isinstance(single[1], Task)
 
 
+async def test_what_lies_behind_a_head_that_does_not_decode_is_read_on(harness: Harness) -> None:
+    [fence] = await harness.lead(0)
+    first, second, last = await harness.insert(fence, 3)
+    await harness.spoil(first.key)
+    await harness.spoil(second.key)
+    loaded = await harness.store.load_buckets([S0], 0, END, 2)
+    assert [record.key for record in loaded.corrupt] == [first.key, second.key]
+    [after] = loaded.cut.values()
+    [lane] = await harness.store.load_lanes([LaneRequest(S0, writes.LANE, after, END, 10)])
+    assert keys(lane.tasks) == [last.key]
+
+
 _LANES = [writes.lane("a"), writes.lane("b"), writes.lane("a", priority=1)]
 _PLACES = st.lists(
     st.tuples(st.sampled_from(_LANES), st.integers(0, 45 * bounds.SECOND), st.integers(0, 3), st.booleans()),

@@ -1,7 +1,6 @@
 """Any node answers any request: what is sent on, what is tried again, and what is said in the end."""
 
 import asyncio
-import gc
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ from grpc import aio
 from rpc.edge import Told, told
 from rpc.several import LONG, SHARDS, Several, SmallNode, several, task_ids
 from services import waiting
+from services.garbage import none_left
 from services.tcp_proxy import Http2, TcpProxy
 
 from duecourse.model import bounds
@@ -490,20 +490,9 @@ async def test_nothing_of_a_refusal_is_left_to_the_garbage_collector(three: Seve
     for node in (a, b, c):
         del node.view.leaders[ShardId(1)]
     del c.loop.shards[ShardId(3)]
-    gc.collect()
-    known = _domain_errors()
-    gc.disable()
-    try:
+    with none_left(errors.DomainError):
         for task_id in (led_by_none, passed_on):
             await refused(a, task_id, 0.5)
             with pytest.raises(aio.AioRpcError):
                 await a.tasks.CancelTask(task_service_pb2.CancelTaskRequest(task_id=task_id), timeout=0.5)
-        left = [one for one in _domain_errors() if not any(one is before for before in known)]
-    finally:
-        gc.enable()
     assert c.metrics.rpc_requests
-    assert not left
-
-
-def _domain_errors() -> list[errors.DomainError]:
-    return [one for one in gc.get_objects() if isinstance(one, errors.DomainError)]

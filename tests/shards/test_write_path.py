@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from services.garbage import none_left
 from services.waiting import eventually, until
 
 from duecourse.model import bounds, slots
@@ -208,3 +209,9 @@ async def _be_replaced(store: TroubledStore, task: Submission) -> None:
         await store.raise_epochs(COORDINATION, [RaiseRequest(task.shard, b"another".ljust(16))], 0)
         assert await scheduler.commands.submit([task]) == [errors.NoLeader(task.shard)]
         await until(lambda: False)
+
+
+async def test_nothing_of_a_refused_cancellation_is_left_to_the_garbage_collector() -> None:
+    async with running(TroubledStore()) as scheduler:
+        with none_left(errors.TaskNotFound), pytest.raises(errors.TaskNotFound):
+            await scheduler.commands.cancel("default", "nobody", "", b"", None, 0)

@@ -156,13 +156,12 @@ class Checker:
         return list(islice(self._history.grants.values(), number, None))
 
     def has_lost(self, key: TaskKey) -> bool:
-        """Tell whether the store has lost something of a task, or spoiled its record."""
-        return key in self._history.lost or key in self._history.spoiled
+        """Tell whether the store has lost something of a task."""
+        return key in self._history.lost
 
-    @property
-    def has_spoiled(self) -> bool:
-        """Whether any record was spoiled."""
-        return bool(self._history.spoiled)
+    def is_spoiled(self, key: TaskKey) -> bool:
+        """Tell whether a task's record decodes no more."""
+        return key in self._history.spoiled
 
     @property
     def shards_behind(self) -> Collection[ShardId]:

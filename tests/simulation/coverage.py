@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from simulation.history import TRANSITIONS
-from simulation.plan import CLUSTER_FAULTS, SOLO_FAULTS, Kind, Leaving
+from simulation.plan import FAULTS, Kind, Leaving
 
 from duecourse.server.core.effects import CancelResult, StopReason, Verdict
 from duecourse.server.core.task import AttemptOutcome
@@ -52,9 +52,9 @@ EXPECTED: Final = (
     "handler starts",
 )
 _OF_KIND: Final = {
-    Kind.SOLO: (*(f"fault {fault}" for fault in SOLO_FAULTS), "node superseded"),
+    Kind.SOLO: (*(f"fault {fault}" for fault in FAULTS[Kind.SOLO]), "node superseded"),
     Kind.CLUSTER: (
-        *(f"fault {fault}" for fault in CLUSTER_FAULTS),
+        *(f"fault {fault}" for fault in FAULTS[Kind.CLUSTER]),
         *(f"node left {leaving}" for leaving in Leaving if leaving is not Leaving.NOTHING),
         f"node says {_OF_SEVERAL}",
         *(f"node passes {call} on" for call in ("SubmitTask", "SubmitTasks", "CancelTask")),

@@ -213,7 +213,8 @@ class Faults:
 
     def _spoil_record(self, fault: FaultPlan, address: str) -> bool:
         checker = self._world.checker
-        sound = [record.task.key for record in checker.unfinished() if not checker.has_lost(record.task.key)]
+        keys = [record.task.key for record in checker.unfinished()]
+        sound = [key for key in keys if not (checker.has_lost(key) or checker.is_spoiled(key))]
         if not sound:
             return False
         key = sound[fault.target % len(sound)]

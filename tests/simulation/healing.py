@@ -192,7 +192,7 @@ class Healing:
         return (
             max(other.changed_at, led_since + _CALM, (progress.due_time or 0) - START) + _ORDERED_AFTER < grant.at
             and self._checker.holder(task.shard) is grant.node
-            and not self._checker.has_lost(task.key)
+            and not (self._checker.has_lost(task.key) or self._checker.is_spoiled(task.key))
         )
 
     def _is_near(self, task: Task) -> bool:

@@ -75,6 +75,9 @@ class Record:
     is_prevented: bool = False
     is_gone: bool = False
     """Deleted after its retention."""
+    is_read_again: bool = False
+    """Whether its leader had reason to read it although it was in memory: an older lease that was listed, a revision
+    that did not match."""
     changed_at: Micros = 0
 
 
@@ -124,8 +127,8 @@ class History:
         return self._loop.now
 
     def fail(self, invariant: str, text: str, key: TaskKey | None = None) -> None:
-        """Note a violation. What a store has lost or spoiled is not held against the nodes."""
-        if key in self.lost or key in self.spoiled:
+        """Note a violation. What a store has lost is not held against the nodes."""
+        if key in self.lost:
             return
         self.violations.append(Violation(invariant, text, self.now, key))
         self.note("!", f"{invariant}: {text}")

@@ -206,7 +206,7 @@ class Submitter:
                 return
             except errors.ServerFault as fault:
                 self._count(fault)
-                # Of a record that is not spoiled, the checker has seen it said.
+                # The checker fails if the record decodes.
                 if fault.reason != "RECORD_CORRUPT":
                     raise
                 return

@@ -539,6 +539,12 @@ MUTATIONS: Final = (
         "for record in (*due.corrupt, *held.corrupt)[:0]:",
     ),
     Mutation(
+        "what does not decode is set aside by the audit although it is in memory",
+        f"{_SERVER}/core/shard.py",
+        "        for key in event.corrupt:\n            if not self._is_known(key):\n",
+        "        for key in event.corrupt:\n            if key not in self.lines.busy:\n",
+    ),
+    Mutation(
         "a task whose record does not decode is said not to be there",
         f"{_SERVER}/core/cancellations.py",
         "errors.RecordCorrupt(key.task_id)",

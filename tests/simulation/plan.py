@@ -139,12 +139,13 @@ _ONLY_OF_CLUSTERS: Final = frozenset(
         FaultKind.ALL_CLOCKS_JUMP,
     )
 )
+_NOT_OF: Final = {Kind.SOLO: _ONLY_OF_CLUSTERS, Kind.CLUSTER: _ONLY_OF_SOLO}
 _DRAWN_APART: Final = (FaultKind.RECORD_SPOILED,)
 """Came later: drawn with the others, it would have the seeds that found something find nothing."""
-_DRAWN_FOR_SOLO: Final = tuple(kind for kind in FaultKind if kind not in {*_ONLY_OF_CLUSTERS, *_DRAWN_APART})
-_DRAWN_FOR_CLUSTERS: Final = tuple(kind for kind in FaultKind if kind not in {*_ONLY_OF_SOLO, *_DRAWN_APART})
-SOLO_FAULTS: Final = (*_DRAWN_FOR_SOLO, *_DRAWN_APART)
-CLUSTER_FAULTS: Final = (*_DRAWN_FOR_CLUSTERS, *_DRAWN_APART)
+_DRAWN: Final = {
+    kind: tuple(fault for fault in FaultKind if fault not in {*_NOT_OF[kind], *_DRAWN_APART}) for kind in Kind
+}
+FAULTS: Final = {kind: (*_DRAWN[kind], *_DRAWN_APART) for kind in Kind}
 
 _SHARE_APART: Final = 0.3
 """Of the seeds."""
@@ -264,15 +265,11 @@ def draw(seed: int, kind: Kind = Kind.CLUSTER) -> Plan:
         _task(source, number, setup)
         for number in range(source.randint(*((100, 140) if kind is Kind.SOLO else (104, 110))))
     ]
-    faults = [_fault(source, setup, _drawn(kind)) for _ in range(source.randint(5, 12))]
+    faults = [_fault(source, setup, _DRAWN[kind]) for _ in range(source.randint(5, 12))]
     apart = random.Random(f"{seed} {kind} apart")
     if apart.random() < _SHARE_APART:
         faults += [_fault(apart, setup, _DRAWN_APART) for _ in range(apart.randint(1, 3))]
     return Plan(seed=seed, setup=setup, tasks=tasks, faults=sorted(faults, key=lambda fault: fault.at))
-
-
-def _drawn(kind: Kind) -> Sequence[FaultKind]:
-    return _DRAWN_FOR_SOLO if kind is Kind.SOLO else _DRAWN_FOR_CLUSTERS
 
 
 def _setup(source: random.Random, kind: Kind) -> Setup:

@@ -69,7 +69,7 @@ FOUND: Final = (
         Kind.CLUSTER,
         1127,
         "L1",
-        "a record that did not decode and that only the audit met was never set aside",
+        "a record that did not decode and that only the audit met was not set aside",
         "Set aside what does not decode also when only the audit meets it",
         "a record that does not decode is passed over by the audit",
     ),

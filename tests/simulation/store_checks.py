@@ -68,15 +68,19 @@ class StoreChecks:
                 self._fail("S1", f"{key.task_id} was deleted before its retention was over", key)
 
     def set_aside(self, process: Process, fence: Fence, key: TaskKey) -> None:
-        """Check that only what does not decode was ended for that, under the current fence."""
+        """Check that only what does not decode, and its leader has not in memory, was ended for that."""
         self._terms.wrote(process, fence, "set a task aside under")
         record, task = self._history.records.get(key), self.find(key)
         if key not in self._history.spoiled or record is None or task is None or record.progress.state in TERMINAL:
-            self._fail("S1", f"{key.task_id} was set aside, though it decodes")
+            self._fail("S1", f"{key.task_id} was set aside, and decodes, or had ended", key)
             return
-        self._coverage[f"set aside {'held' if record.progress.state in HELD else 'waiting'}"] += 1
+        attempt = record.progress.attempt
+        is_held = record.progress.state in HELD
+        if is_held and attempt is not None and attempt.epoch == fence.epoch and not record.is_read_again:
+            self._fail("S1", f"{key.task_id} was set aside, and its leader had its lease", key)
+        self._coverage[f"set aside {'held' if is_held else 'waiting'}"] += 1
         if (task.progress.state, task.progress.failure_reason) != (TaskState.FAILED, FailureReason.RECORD_CORRUPT):
-            self._fail("S12", f"{key.task_id} was set aside, and is {task.progress}")
+            self._fail("S12", f"{key.task_id} was set aside, and is {task.progress}", key)
         record.progress = task.progress
         record.changed_at = self._history.now
 
@@ -127,6 +131,8 @@ class StoreChecks:
                 self._fail("S12", f"{update.task.task_id}: mismatched is {index in answer.mismatched}", update.task.key)
             elif not fits:
                 self._coverage["store mismatched"] += 1
+                if known is not None:
+                    known.is_read_again = True
             elif known is not None:
                 self._updated(process, known, update, batch.fence)
         for key in [insert.task.key for insert in batch.inserts] + [update.task.key for update in batch.updates]:

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 import grpc
-from simulation.history import History
+from simulation.history import History, Record
 from simulation.loop import Process
 from simulation.network import Status
 
@@ -56,6 +56,9 @@ class WireChecks:
             case "returned":
                 for reference in message.returned.attempts:
                     self._said(reference.lease_token, _SAID["returned"])
+            case "leases_held":
+                for lease in message.leases_held.leases:
+                    self._listed(lease.lease_token)
             case "heartbeat" | "credit":
                 return
         if self._history.is_traced:
@@ -71,6 +74,11 @@ class WireChecks:
             grant.said, grant.is_said_to_be_final = outcome, is_final
         elif grant.said is not outcome:
             self._fail("S13", f"a worker said {grant.said} and then {outcome}", grant.record.task.key)
+
+    def _listed(self, token: bytes) -> None:
+        grant = self._history.grants.get(token)
+        if grant is not None and grant.attempt.number != grant.record.progress.attempt_count:
+            grant.record.is_read_again = True
 
     def server_says(self, server: Process, client: Process, method: str, request: Any, message: Any) -> None:
         """Check that nothing leaves a node before it is true in the store."""
@@ -117,7 +125,7 @@ class WireChecks:
             case "lease_lost":
                 for token in message.lease_lost.lease_tokens:
                     grant = self._history.grants.get(token)
-                    if grant is not None and grant.outcome is None and not grant.record.is_gone:
+                    if grant is not None and grant.outcome is None and self._is_kept(grant.record):
                         self._fail("S13", "a worker is told that a current lease is lost", grant.record.task.key)
             case "heartbeat":
                 return
@@ -128,7 +136,7 @@ class WireChecks:
         grant = self._history.grants.get(token)
         self._coverage[f"verdict {worker_service_pb2.OutcomeVerdict.Name(verdict).lower()}"] += 1  # type: ignore[arg-type]
         key = None if grant is None else grant.record.task.key
-        is_known = grant is not None and not grant.record.is_gone
+        is_known = grant is not None and self._is_kept(grant.record)
         match verdict:
             case worker_service_pb2.OUTCOME_VERDICT_RECORDED:
                 if grant is None or grant.outcome is None:
@@ -148,6 +156,10 @@ class WireChecks:
                     self._fail("S13", "a token is said to be unknown, and is not", key)
             case _:
                 pass
+
+    def _is_kept(self, record: Record) -> bool:
+        """Tell whether the store holds a task, and it decodes."""
+        return not record.is_gone and record.task.key not in self._history.spoiled
 
     def _stop_asked(self, token: bytes, reason: int) -> None:
         grant = self._history.grants.get(token)
@@ -225,19 +237,18 @@ class WireChecks:
         self._coverage[f"refused {called} {status.code.name}"] += 1
         if self._history.is_traced:
             self._history.note(server.name, f"refuses {called}: {status.code.name} {status.details}")
-        if status.code in _FAULTS_OF_OURS:
-            # Of one task at most, and not held against the node if it is one whose record is spoiled.
-            key = TaskKey("default", request.task_id) if called == "CancelTask" else None
-            self._fail("S20", f"{server} ended {method} with {status.code.name}: {status.details}", key)
+        if called == "CancelTask" and status.code is grpc.StatusCode.DATA_LOSS:
+            if TaskKey("default", request.task_id) not in self._history.spoiled:
+                self._fail("S20", f"{server} says that {request.task_id} does not decode, and it does")
+        elif status.code in _FAULTS_OF_OURS:
+            self._fail("S20", f"{server} ended {method} with {status.code.name}: {status.details}")
         elif method.endswith("StreamAssignments") and status.code is grpc.StatusCode.INVALID_ARGUMENT:
             self._fail("S20", f"a stream was ended for a violation of the protocol: {status.details}")
         elif called == "CancelTask" and status.code is grpc.StatusCode.NOT_FOUND:
             record = self._history.records.get(TaskKey("default", request.task_id))
             acknowledged_at = None if record is None or record.is_gone else record.acknowledged_at
             if record is not None and acknowledged_at is not None and acknowledged_at < since:
-                # One that does not decode is still there.
-                key = record.task.key if record.task.key in self._history.lost else None
-                self._fail("S1", f"{request.task_id} was acknowledged and is not found", key)
+                self._fail("S1", f"{request.task_id} was acknowledged and is not found", record.task.key)
         elif called == "SubmitTask" and status.code is grpc.StatusCode.ALREADY_EXISTS:
             self._said_to_exist(request.task)
 

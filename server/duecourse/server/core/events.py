@@ -3,8 +3,7 @@
 Events about a task name it by its key. Events carry batches where they come in batches.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -183,7 +182,7 @@ class Audited:
     """The oldest due tasks, and those that are held, as the store has them; `corrupt` do not decode."""
 
     tasks: list[Task]
-    corrupt: Sequence[TaskKey] = ()
+    corrupt: list[TaskKey] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from duecourse.model import bounds
 from duecourse.server.core.events import Audited
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.shard import Shard
-from duecourse.server.core.task import ShardId, Task, TaskKey
+from duecourse.server.core.task import ShardId
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import StoreUnavailable, TaskStore
 from duecourse.server.telemetry import logs
@@ -40,13 +40,12 @@ async def once(store: TaskStore, loop: Loop) -> None:
     except StoreUnavailable as error:
         _log.warning("audit_skipped", detail=str(error))
         return
-    tasks: defaultdict[ShardId, list[Task]] = defaultdict(list)
+    found: defaultdict[ShardId, Audited] = defaultdict(lambda: Audited([], []))
     for task in (*due.tasks, *held.tasks):
-        tasks[task.shard].append(task)
-    corrupt: defaultdict[ShardId, list[TaskKey]] = defaultdict(list)
+        found[task.shard].tasks.append(task)
     for record in (*due.corrupt, *held.corrupt):
-        corrupt[record.shard].append(record.key)
+        found[record.shard].corrupt.append(record.key)
     standing = {Fence(row.shard, row.epoch, row.holder) for row in rows}
-    for number in (*tasks, *(shard for shard in corrupt if shard not in tasks)):
+    for number, audited in found.items():
         if shards[number].fence in standing:
-            loop.post_to(shards[number], Audited(tasks.get(number, []), corrupt.get(number, ())))
+            loop.post_to(shards[number], audited)

@@ -57,12 +57,15 @@ class Calls:
         else:
             self.count(method, grpc.StatusCode.OK)
             return response
-        # Raised in a handler above, gRPC's exception would keep that one, and gRPC keeps its own in a cycle.
         await self.refuse(method, context, found)
         raise AssertionError("a refusal raises")
 
     async def refuse(self, method: str, context: "aio.ServicerContext[Any, Any]", found: status.Refusal) -> NoReturn:
-        """End a call with a status, and count it."""
+        """End a call with a status, and count it.
+
+        Not to be called from an exception's handler: gRPC's own exception would keep that one, and gRPC keeps its own
+        in a cycle.
+        """
         self.count(method, found.code)
         await status.abort(context, found)
 

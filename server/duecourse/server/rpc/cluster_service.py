@@ -68,6 +68,7 @@ class ClusterService(cluster_service_pb2_grpc.ClusterServiceServicer):
         self, request: pb.WatchClusterRequest, context: _Context
     ) -> None:
         """Tell where the shards are led, and again whenever it changes. Writes by the context."""
+        refused: status.Refusal | None = None
         try:
             if isinstance(request, Malformed):
                 raise InvalidField("request", request.problem)
@@ -78,11 +79,13 @@ class ClusterService(cluster_service_pb2_grpc.ClusterServiceServicer):
             self._calls.count(_WATCH, grpc.StatusCode.CANCELLED)
             raise
         except DomainError as error:
-            await self._calls.refuse(_WATCH, context, status.refusal(error))
+            refused = status.refusal(error)
         except aio.BaseError:
             # gRPC has several ways to say that the client is gone.
             self._calls.count(_WATCH, grpc.StatusCode.CANCELLED)
             return
+        if refused is not None:
+            await self._calls.refuse(_WATCH, context, refused)
         self._calls.count(_WATCH, grpc.StatusCode.OK)
 
     async def DrainNode(  # noqa: N802

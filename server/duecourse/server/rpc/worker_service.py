@@ -43,8 +43,13 @@ class WorkerService(worker_service_pb2_grpc.WorkerServiceServicer):
         try:
             stream = self._hub.open(wake.set)
         except DomainError as error:
-            await self._calls.refuse(_METHOD, context, status.refusal(error))
+            refused = status.refusal(error)
+        else:
+            await self._serve(stream, wake, context)
             return
+        await self._calls.refuse(_METHOD, context, refused)
+
+    async def _serve(self, stream: WorkerStream, wake: asyncio.Event, context: _Context) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 reader = group.create_task(self._read(stream, context), name=f"worker_stream_{stream.stream_id}")

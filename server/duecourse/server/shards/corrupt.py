@@ -11,7 +11,7 @@ _log = logs.get("shards.corrupt")
 
 
 async def set_aside(store: TaskStore, loop: Loop, metrics: Metrics, records: Sequence[CorruptRecord]) -> None:
-    """End the tasks of these records FAILED; what cannot be set aside now is met again by the next audit."""
+    """End the tasks of these records FAILED; what cannot be set aside now, an audit meets again."""
     for record in records:
         metrics.corrupt_records += 1
         _log.error("record_corrupt", shard=record.shard, task_id=record.key.task_id, detail=record.detail)

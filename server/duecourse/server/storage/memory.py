@@ -225,8 +225,8 @@ class MemoryStore:
             first = _loaded(records[:head])
             loaded.tasks += first.tasks
             loaded.corrupt += first.corrupt
-            if len(records) > head and first.tasks:
-                loaded.cut[lane] = _due_key(first.tasks[-1])
+            if len(records) > head:
+                loaded.cut[lane] = _due_key(records[head - 1].task)
         return loaded
 
     async def load_lanes(self, requests: Sequence[LaneRequest]) -> list[Loaded]:
