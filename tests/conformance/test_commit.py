@@ -85,6 +85,7 @@ async def test_payload_headers_labels_and_result_are_exact(
     answer = await harness.commit(fence, grant)
     assert isinstance(answer, Committed)
     delivery = answer.deliveries[0]
+    assert delivery
     assert (delivery.payload, delivery.content_type, delivery.headers) == (payload, content_type, headers)
     insert.task.progress = grant.progress
     await harness.apply(fence, writes.success(insert.task, result=(payload, content_type)))
@@ -152,6 +153,7 @@ async def test_a_grant_opens_an_attempt_and_brings_the_delivery(harness: Harness
     assert isinstance(answer, Committed)
     [(index, delivery)] = answer.deliveries.items()
     assert index == 0
+    assert delivery
     assert (delivery.payload, delivery.content_type, delivery.headers) == (b"\0\1", "a/b", {"h": "v"})
     stored = await harness.read(insert.task)
     assert stored.task.progress == grant.progress

@@ -9,7 +9,7 @@ from duecourse.model.instants import Now
 from duecourse.server.core import callers, errors, events
 from duecourse.server.core.effects import Cancelled, CancelResult, Effects, StopReason, Submitted, Verdict
 from duecourse.server.core.events import OutcomeKind
-from duecourse.server.core.task import AttemptOutcome, Policy, ShardId, TaskKey, TaskState
+from duecourse.server.core.task import AttemptOutcome, FailureReason, Policy, ShardId, TaskKey, TaskState
 
 KEY = TaskKey("default", "task")
 LISTENING = bounds.SILENT_INTERVALS * bounds.DEFAULT_HEARTBEAT + bounds.LISTEN_MARGIN
@@ -99,13 +99,46 @@ def test_a_refused_insert_is_answered_and_leaves_nothing() -> None:
     assert isinstance(shard.submit(), Submitted)
 
 
-def test_a_refused_grant_gives_its_credit_back_once_and_the_task_waits_on() -> None:
+def test_a_refused_grant_gives_its_credit_back_once_and_is_tried_again_after_a_pause() -> None:
+    """Without one it would be granted and refused as fast as the store answers, for ever."""
     shard = waiting()
     shard.holds_commits = True
     shard.grant()
     refuse(shard)
     assert len(shard.out.unmatched) == 1
+    shard.pass_time(4 * bounds.SECOND)
+    assert not shard.is_ready()
+    shard.pass_time(2 * bounds.SECOND)
     assert shard.is_ready()
+
+
+def test_who_cancels_what_could_not_be_granted_is_answered_after_the_pause() -> None:
+    shard = waiting()
+    shard.holds_commits = True
+    shard.grant()
+    refuse(shard)
+    origin = shard.cancel()
+    shard.pass_time(6 * bounds.SECOND)
+    assert shard.answer(origin) == Cancelled(CancelResult.PREVENTED, TaskState.CANCELLED, earlier_attempt_may_run=False)
+
+
+def test_what_was_granted_and_does_not_decode_fails_at_once_and_costs_nothing() -> None:
+    shard = waiting()
+    shard.holds_commits = True
+    shard.grant()
+    [write] = shard.waiting
+    shard.holds_commits = False
+    shard.store.commit(shard.shard.fence, shard.waiting, shard.now().earliest)
+    shard.waiting = []
+    shard.handle(events.Committed([write], {}, set(), {0: False}))
+    progress = shard.progress()
+    assert (progress.state, progress.failure_reason) == (TaskState.FAILED, FailureReason.RECORD_CORRUPT)
+    assert progress.attempt is not None
+    assert (progress.attempts_used, progress.attempt.outcome) == (0, AttemptOutcome.RETURNED)
+    assert not shard.out.assignments
+    assert len(shard.out.unmatched) == 1
+    assert not shard.shard.leases.by_task
+    assert not shard.is_ready()
 
 
 def test_a_refused_cancellation_is_answered_and_the_task_waits_on() -> None:

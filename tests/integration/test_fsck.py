@@ -132,6 +132,7 @@ async def test_damage_to_a_task_is_found(
         ("twice", "fencing_token = 1", Rule.ATTEMPTS),
         ("returned", "attempts_used = 6", Rule.ATTEMPTS),
         ("twice", "attempt_count = 3, attempt_number = 3", Rule.ATTEMPTS),
+        ("twice", "attempt_count = 2147483647, attempt_number = 2147483647", Rule.ATTEMPTS),
     ],
 )
 async def test_damage_to_a_task_with_attempts_is_found(

@@ -13,8 +13,16 @@ from services.postgres import SHARDS
 
 from duecourse.model import bounds
 from duecourse.server.core.fence import Fence
-from duecourse.server.core.task import DEFAULT_POLICY, Answer, Lane, Policy, ShardId, Task
-from duecourse.server.storage import CorruptRecord, Raised, RaiseRequest, codec
+from duecourse.server.core.task import DEFAULT_POLICY, Answer, Delivery, Lane, Policy, ShardId, Task
+from duecourse.server.storage import (
+    Committed,
+    CorruptRecord,
+    Raised,
+    RaiseRequest,
+    ShardBatch,
+    TaskQuery,
+    codec,
+)
 from duecourse.server.storage.postgres import PostgresStore
 
 DAMAGES = [
@@ -37,6 +45,17 @@ DAMAGES = [
     "failure_reason = 'bad luck'",
     "lease_token = 'x'",
     "lease_token = 'x', outcome = 'nonsense'",
+    "state = 'retry_wait', lease_token = 'x', failure_type = 'Error'",
+    "run_at = 9000000000000000000",
+    "create_time = 9000000000000000000",
+    "round = 2147483647",
+    "attempt_count = 2147483647",
+]
+_OF_A_HELD_ONE = [
+    *(f"{column} = NULL" for column in ("attempt_number", "attempt_round", "worker", "incarnation", "node", "epoch")),
+    *(f"{column} = NULL" for column in ("fencing_token", "lease_time", "sign_of_life")),
+    "failure_type = 'Error'",
+    "state = 'running'",
 ]
 
 
@@ -79,6 +98,63 @@ async def test_a_damaged_row_is_told_apart_and_can_be_set_aside(store: PostgresS
         assert good.task.key in [task.key for task in loaded.tasks], damage
         is_done = await store.set_aside(fence, damaged, writes.NOW)
         assert is_done is (damage != "end_time = 5")
+
+
+@pytest.mark.parametrize("damage", _OF_A_HELD_ONE)
+async def test_a_damaged_row_of_a_task_that_is_held_is_told_apart_and_can_be_set_aside(
+    store: PostgresStore, side: Side, damage: str
+) -> None:
+    fence = await lead(store)
+    good, bad = writes.insert(SHARDS, 0), writes.insert(SHARDS, 0)
+    await writes.apply(store, fence, good, bad)
+    await writes.apply(store, fence, writes.grant(good.task, fence), writes.grant(bad.task, fence))
+    assert await side.connection.execute(
+        f"UPDATE duecourse.task SET {damage} WHERE task_id = $1", bad.task.task_id
+    ) == ("UPDATE 1")
+    loaded = await store.load_held([ShardId(0)])
+    assert [task.key for task in loaded.tasks] == [good.task.key]
+    [record] = loaded.corrupt
+    assert record.key == bad.task.key
+    assert isinstance(await store.read_task(bad.task.key, full=True), CorruptRecord)
+    assert await store.set_aside(fence, record, writes.NOW) is True
+    assert await store.set_aside(fence, record, writes.NOW) is False
+
+
+async def test_what_tells_of_a_damaged_row_tells_no_lease_token(store: PostgresStore, side: Side) -> None:
+    fence = await lead(store)
+    insert = writes.insert(SHARDS, 0)
+    await writes.apply(store, fence, insert)
+    grant = writes.grant(insert.task, fence)
+    await writes.apply(store, fence, grant)
+    await side.connection.execute("UPDATE duecourse.task SET state = 'failed', due_time = NULL, end_time = 5")
+    [record] = await store.load_tasks([insert.task.key])
+    assert isinstance(record, CorruptRecord)
+    assert grant.progress.attempt is not None
+    assert repr(grant.progress.attempt.lease_token)[2:10] not in record.detail
+
+
+@pytest.mark.parametrize("labels", ["[1]", '{"a": 1}', '"x"'])
+async def test_labels_of_another_shape_spoil_only_their_task(store: PostgresStore, side: Side, labels: str) -> None:
+    fence = await lead(store)
+    good, bad = writes.insert(SHARDS, 0), writes.insert(SHARDS, 0)
+    await writes.apply(store, fence, good, bad)
+    await side.connection.execute("UPDATE duecourse.task SET labels = $2 WHERE task_id = $1", bad.task.task_id, labels)
+    page = await store.list_tasks(TaskQuery("default", None, frozenset(), None, None), "", 10)
+    assert [stored.task.key for stored in page.tasks] == [good.task.key]
+    assert [record.key for record in page.corrupt] == [bad.task.key]
+
+
+@pytest.mark.parametrize("column", ["headers", "content_type"])
+async def test_a_grant_of_what_does_not_decode_is_told_apart(store: PostgresStore, side: Side, column: str) -> None:
+    fence = await lead(store)
+    good, bad = writes.insert(SHARDS, 0), writes.insert(SHARDS, 0)
+    await writes.apply(store, fence, good, bad)
+    await side.connection.execute(f"UPDATE duecourse.task SET {column} = '\\xff' WHERE task_id = $1", bad.task.task_id)
+    batch = ShardBatch(fence, [], [writes.grant(good.task, fence), writes.grant(bad.task, fence)])
+    answer = (await store.commit([batch]))[ShardId(0)]
+    assert isinstance(answer, Committed)
+    assert isinstance(answer.deliveries[0], Delivery)
+    assert answer.deliveries[1] is False
 
 
 async def test_a_damaged_payload_row_spoils_only_itself(store: PostgresStore, side: Side) -> None:

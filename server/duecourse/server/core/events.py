@@ -123,7 +123,7 @@ class Committed:
     """By index into `writes`, for inserts: the storage's `Existing`."""
     mismatched: set[int]
     deliveries: dict[int, Any]
-    """By index into `writes`, for grants: the `Delivery`."""
+    """By index into `writes`, for grants: the `Delivery`, False if it does not decode."""
 
 
 @dataclass(slots=True, eq=False)

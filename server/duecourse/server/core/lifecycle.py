@@ -15,6 +15,7 @@ from duecourse.server.core import attempts, retry
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.lease import Holder
 from duecourse.server.core.task import (
+    TERMINAL,
     Answer,
     Attempt,
     AttemptOutcome,
@@ -163,6 +164,12 @@ def returned(last: Progress, utc: Micros, digest: bytes | None = None) -> Progre
         None,
         last.answers,
     )
+
+
+def undeliverable(last: Progress, utc: Micros) -> Progress:
+    """End a task that was granted and does not decode where it matters to its worker, who has not been sent it."""
+    back = returned(last, utc)
+    return back if back.state in TERMINAL else _ended(back, TaskState.FAILED, utc, FailureReason.RECORD_CORRUPT)
 
 
 def cancelled(last: Progress, utc: Micros, answers: tuple[Answer, ...]) -> Progress:

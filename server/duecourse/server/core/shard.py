@@ -8,6 +8,7 @@ All of it ends with the term: the node drops the shard, and `close` answers thos
 """
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -46,6 +47,7 @@ from duecourse.server.core.near import Near
 from duecourse.server.core.task import HELD, WAITING, AttemptOutcome, Progress, Submission, Task, TaskKey, TaskState
 from duecourse.server.core.writes import Insert, Update
 
+_REFUSED_PAUSE = 5 * bounds.SECOND
 _OUTCOMES = {
     OutcomeKind.RETRYABLE: AttemptOutcome.FAILED,
     OutcomeKind.NON_RETRYABLE: AttemptOutcome.FAILED,
@@ -77,6 +79,8 @@ class Shard:
         self._sequence = itertools.count(first_sequence)
         self._audited: set[TaskKey] = set()
         """Tasks that the audit misses, while they are read again."""
+        self._refused: deque[tuple[Micros, TaskKey]] = deque()
+        """Tasks whose grant the store refused for its data, and when they are read again; busy until then."""
         self._last_tick = now.elapsed
         self._next_sweep = now.elapsed
 
@@ -309,7 +313,11 @@ class Shard:
         progress = task.progress = write.progress
         cause = write.cause
         if isinstance(cause, Grant):
-            self._granted(task, cause, delivery, now, out)
+            if delivery is False:
+                out.unmatched.append((task.lane, cause.holder))
+                self.lines.update(task, lifecycle.undeliverable(progress, now.latest), None, out)
+            else:
+                self._granted(task, cause, delivery, now, out)
             return
         lease = self.leases.by_task.get(task.key)
         if lease is not None:
@@ -347,9 +355,15 @@ class Shard:
         self.lines.read(task.key, again + (line or []), out)
 
     def _write_refused(self, event: WriteRefused, now: Now, out: Effects) -> None:
-        """Set a write aside: tell its caller, and read its task again so that memory is what the store holds."""
+        """Set a write aside: tell its caller, and read its task again so that memory is what the store holds.
+
+        What was to be granted would be granted again at once, so that is read only after a pause.
+        """
         write = event.write
         callers.give_up(write, errors.StoreFailed(event.detail), out)
+        if isinstance(write, Update) and isinstance(write.cause, Grant):
+            self._refused.append((now.elapsed + _REFUSED_PAUSE, write.task.key))
+            return
         line = self.lines.busy.pop(write.task.key)
         if isinstance(write, Update):
             self.lines.read(write.task.key, line, out)
@@ -416,6 +430,9 @@ class Shard:
         if now.elapsed >= self._next_sweep:
             self._next_sweep = now.elapsed + bounds.LONGEST_SLEEP // 2
             self.leases.sweep(now, out)
+            while self._refused and self._refused[0][0] <= now.elapsed:
+                _, key = self._refused.popleft()
+                self.lines.read(key, self.lines.busy.pop(key), out)
             for task in [task for task in self.near.with_deadline if lifecycle.passed_deadline(task, now.earliest)]:
                 if task.key in self.lines.busy:
                     continue

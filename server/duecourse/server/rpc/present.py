@@ -87,6 +87,8 @@ def corrupt(record: CorruptRecord, message: task_pb2.Task) -> None:
     message.revision = record.revision
     message.state = task_pb2.TASK_STATE_FAILED
     message.failure_reason = task_pb2.FAILURE_REASON_RECORD_CORRUPT
+    # What it says is not known; clients take no word that says nothing.
+    message.on_lost_attempt = task_pb2.ON_LOST_ATTEMPT_RETRY
 
 
 def cluster(description: ClusterDescription) -> cluster_service_pb2.GetClusterResponse:

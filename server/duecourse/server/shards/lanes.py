@@ -27,9 +27,11 @@ from duecourse.server.core.shard import Shard
 from duecourse.server.core.task import ShardId
 from duecourse.server.core.writes import Insert, Update, Write
 from duecourse.server.failpoints import AFTER_COMMIT, BEFORE_COMMIT, Failpoints
+from duecourse.server.shards.corrupt import tell
 from duecourse.server.shards.loop import Loop
 from duecourse.server.storage import (
     CommitAnswer,
+    CorruptRecord,
     Refused,
     ShardBatch,
     Stale,
@@ -223,6 +225,10 @@ class CommitLane:
                 self._metrics.commit_answers["committed"] += 1
                 first_update = len(piece.batch.inserts)
                 mismatched, deliveries = answer.mismatched, answer.deliveries
+                for index in [index for index, delivery in deliveries.items() if delivery is False]:
+                    task = piece.batch.updates[index].task
+                    record = CorruptRecord(task.shard, task.key, task.progress.revision, "headers or content type")
+                    tell(self._metrics, record)
                 if first_update and (mismatched or deliveries):
                     mismatched = {first_update + index for index in mismatched}
                     deliveries = {first_update + index: delivery for index, delivery in deliveries.items()}

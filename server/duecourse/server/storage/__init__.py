@@ -25,7 +25,7 @@ refuses as data what slips through.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -81,8 +81,8 @@ class Committed:
     """By index into `inserts`: the id was taken, nothing was inserted."""
     mismatched: set[int]
     """Indexes into `updates`: the revision did not match (or the row is gone), nothing was updated."""
-    deliveries: dict[int, Delivery]
-    """By index into `updates`: the deliveries of the grants that were applied."""
+    deliveries: dict[int, Delivery | Literal[False]]
+    """By index into `updates`: the deliveries of the grants that were applied; False: it does not decode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from duecourse.model import bounds
 from duecourse.server.core.task import (
@@ -110,8 +110,7 @@ class CommitCall:
         for kind, place, _, first, second, third in rows:
             if kind == _DELIVERED:
                 shard, index = self._updates[place - 1]
-                delivery = Delivery(first, second.decode(), codec.strings_of(third) if third else {})
-                committed[shard].deliveries[index] = delivery
+                committed[shard].deliveries[index] = _delivery(first, second, third)
             elif kind == _TAKEN:
                 shard, index = self._inserts[place - 1]
                 committed[shard].taken[index] = Existing(first, second)
@@ -120,6 +119,13 @@ class CommitCall:
                 shard, index = self._updates[place - 1]
                 committed[shard].mismatched.add(index)
         return committed
+
+
+def _delivery(payload: bytes, content_type: bytes, headers: bytes | None) -> Delivery | Literal[False]:
+    try:
+        return Delivery(payload, content_type.decode(), codec.strings_of(headers) if headers else {})
+    except (ValueError, AttributeError):
+        return False
 
 
 @functools.cache

@@ -30,7 +30,16 @@ TASK_COLUMNS: Final = 41
 
 _SHARD, _REVISION = 2, 14
 _PAYLOAD_COLUMNS: Final = 3
+_ALWAYS_THERE: Final = 10
+"""So many columns of an attempt are there from its grant on."""
 _CACHE_LIMIT: Final = 4_096
+
+_UNDECODABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
+"""What decoding raises, whatever is in a column: also NULL where there should be something."""
+_LARGEST: Final = 2**31 - 2
+"""Of what a row counts in 32 bits: it has to be counted on at least once more."""
+_LAST_INSTANT: Final = 253_402_300_799_999_999
+"""The end of the year 9999: clients know none after it."""
 
 _states = {state.value: state for state in TaskState}
 _lanes: dict[Lane, Lane] = {}
@@ -40,7 +49,7 @@ def task_of(row: Row) -> Task | CorruptRecord:
     """Return the task that a row begins with."""
     try:
         return _decode_task(row)
-    except (ValueError, TypeError, KeyError) as error:
+    except _UNDECODABLE as error:
         key = TaskKey(row[0], row[1])
         return CorruptRecord(row[_SHARD], key, row[_REVISION], f"{type(error).__name__}: {error}")
 
@@ -68,11 +77,11 @@ def stored_task_of(row: Row) -> StoredTask | CorruptRecord:
             payload or b"",
             content_type.decode(),
             codec.strings_of(headers),
-            json.loads(labels) if labels else {},
+            _labels_of(labels),
             None if result_type is None else (result or b"", result_type.decode()),
             [],
         )
-    except ValueError as error:
+    except _UNDECODABLE as error:
         return CorruptRecord(task.shard, task.key, task.progress.revision, f"{type(error).__name__}: {error}")
 
 
@@ -80,8 +89,15 @@ def attempt_of(row: Row | list[Any]) -> Attempt | None:
     """Return the attempt of a row, None if it does not decode."""
     try:
         return _decode_attempt(row)
-    except ValueError:
+    except _UNDECODABLE:
         return None
+
+
+def _labels_of(labels: str | None) -> dict[str, str]:
+    found = json.loads(labels) if labels else {}
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError("labels are no strings by name")
+    return found
 
 
 def _decode_attempt(row: Row | list[Any]) -> Attempt:
@@ -104,6 +120,8 @@ def _decode_attempt(row: Row | list[Any]) -> Attempt:
         outcome_digest,
         progress,
     ) = row
+    if None in row[:_ALWAYS_THERE]:
+        raise ValueError("an attempt without all that it begins with")
     failure = None
     if failure_type is not None:
         failure = Failure(failure_type.decode(), failure_message.decode())
@@ -172,8 +190,9 @@ def _decode_task(row: Row) -> Task:
         None if failure_reason is None else FailureReason(failure_reason),
         codec.answers_of(answers),
     )
-    if not bounds.MIN_PRIORITY <= priority <= bounds.MAX_PRIORITY or sequence < 0 or run_at < 0:
-        raise ValueError(f"out of range: priority {priority}, sequence {sequence}, run_at {run_at}")
+    is_in_time = 0 <= run_at <= _LAST_INSTANT and 0 <= create_time <= _LAST_INSTANT
+    if not bounds.MIN_PRIORITY <= priority <= bounds.MAX_PRIORITY or sequence < 0 or not is_in_time:
+        raise ValueError(f"out of range: priority {priority}, sequence {sequence}, {run_at=}, {create_time=}")
     _check(progress)
     lane = _shared(Lane(namespace, queue, task_type, priority, fairness_key))
     return Task(
@@ -187,8 +206,12 @@ def _check(progress: Progress) -> None:
     if (state in TERMINAL) != (progress.due_time is None) or (state in TERMINAL) != (progress.end_time is not None):
         raise ValueError(f"{state.value}, due {progress.due_time}, ended {progress.end_time}")
     if (state in HELD) != (attempt is not None and attempt.outcome is None):
-        raise ValueError(f"{state.value}, attempt {attempt}")
+        raise ValueError(f"{state.value}, attempt {attempt and (attempt.number, attempt.outcome)}")
+    if state is TaskState.RUNNING and attempt is not None and attempt.start_time is None:
+        raise ValueError("running, and never begun")
     counts = (progress.attempts_used, progress.returns_in_row, progress.due_time or 0, progress.end_time or 0)
+    if max(progress.revision, progress.round, progress.attempt_count) > _LARGEST or max(counts[2:]) > _LAST_INSTANT:
+        raise ValueError(f"beyond counting: revision {progress.revision}, attempts {progress.attempt_count}")
     if progress.revision < 1 or progress.round < 1 or min(counts) < 0 or progress.attempt_count < counts[0]:
         raise ValueError(f"out of range: revision {progress.revision}, round {progress.round}, counts {counts}")
 

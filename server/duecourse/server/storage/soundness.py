@@ -22,6 +22,8 @@ STORED_COLUMNS: Final = rows.TASK_COLUMNS + 6
 """How many columns `rows.stored_task_of` takes."""
 ATTEMPT_COLUMNS: Final = 17
 """How many columns `rows.attempt_of` takes."""
+_MOST_ATTEMPTS: Final = 1_000_000
+"""So many are looked for one by one; no task comes near, however often workers hand it back."""
 
 
 class Rule(StrEnum):
@@ -182,6 +184,9 @@ def _term(row: Row) -> _Faults:
 def _attempts(row: Row) -> _Faults:
     numbers, returned = row["numbers"] or [], row["returned"] or []
     there, before = set(numbers), range(1, row["attempt_count"])
+    if len(before) > _MOST_ATTEMPTS:
+        yield Rule.ATTEMPTS, f"it has had {row['attempt_count']} attempts, more than there can be"
+        return
     beyond = [number for number in numbers if number not in before]
     if beyond:
         yield (
