@@ -7,6 +7,7 @@ can happen did not, which fails the run if the seeds were many enough to see eve
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from simulation import arguments, coverage, plan, shrink, trace, world
@@ -117,10 +117,8 @@ def main(given_arguments: Sequence[str] | None = None) -> int:
 
 def _run_everywhere(kind: Kind, seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
     chunks = [seeds[start : start + _CHUNK] for start in range(0, len(seeds), _CHUNK)]
-    if jobs == 1 or len(chunks) == 1:
-        yield from map(partial(run_seeds, kind), chunks)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
+    # Also a single one: a run that is interrupted in the middle leaves coroutines that complain.
+    with ProcessPoolExecutor(jobs, initializer=_ignore_interrupts) as pool:
         running = [pool.submit(run_seeds, kind, chunk) for chunk in chunks]
         try:
             for done in as_completed(running):
@@ -130,7 +128,13 @@ def _run_everywhere(kind: Kind, seeds: Sequence[int], jobs: int) -> Iterator[Tal
             pool.shutdown(cancel_futures=True)
 
 
+def _ignore_interrupts() -> None:
+    """Leave it to the parent, which waits for what has begun."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _replay(wanted: plan.Plan, *, is_shrunk: bool, shows_all: bool) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if is_shrunk:
         wanted = shrink.shrink(wanted, lambda text: print(text, file=sys.stderr))
     result = world.run(wanted, is_verbose=True)
