@@ -28,3 +28,21 @@ async def test_a_corrupt_record_is_set_aside_and_the_others_fire(cluster: Cluste
         assert raised.value.reason == "RECORD_CORRUPT"
     await cluster.settle()
     assert not cluster.starts("near-7")
+
+
+async def test_what_does_not_decode_as_it_is_granted_is_set_aside_and_stops_no_node(cluster: Cluster) -> None:
+    cluster.start_worker()
+    async with cluster.client() as client:
+        await cluster.recovers("the start")
+        now = cluster.clock.now().latest
+        await client.submit(*[Ask(f"near-{number}", now + _NEAR) for number in range(40)])
+        await cluster.store.execute(
+            "UPDATE duecourse.task SET headers = '\\xff' WHERE task_id = 'near-7' AND state = 'pending'", unseen=True
+        )
+        await cluster.until_started(*[f"near-{number}" for number in range(40) if number != 7])
+        await cluster.recovers("a corrupt record")
+        with pytest.raises(sdk.DuecourseError) as raised:
+            await client.get("near-7")
+        assert raised.value.reason == "RECORD_CORRUPT"
+    await cluster.settle()
+    assert not cluster.starts("near-7")
