@@ -106,6 +106,7 @@ def test_a_refused_grant_gives_its_credit_back_once_and_is_tried_again_after_a_p
     shard.grant()
     refuse(shard)
     assert len(shard.out.unmatched) == 1
+    assert shard.shard.is_settled
     shard.pass_time(4 * bounds.SECOND)
     assert not shard.is_ready()
     shard.pass_time(2 * bounds.SECOND)

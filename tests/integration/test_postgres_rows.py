@@ -50,6 +50,7 @@ DAMAGES = [
     "create_time = 9000000000000000000",
     "round = 2147483647",
     "attempt_count = 2147483647",
+    "returns_in_row = 2147483647",
 ]
 _OF_A_HELD_ONE = [
     *(f"{column} = NULL" for column in ("attempt_number", "attempt_round", "worker", "incarnation", "node", "epoch")),
@@ -133,7 +134,9 @@ async def test_what_tells_of_a_damaged_row_tells_no_lease_token(store: PostgresS
     assert repr(grant.progress.attempt.lease_token)[2:10] not in record.detail
 
 
-@pytest.mark.parametrize("labels", ["[1]", '{"a": 1}', '"x"'])
+@pytest.mark.parametrize(
+    "labels", ["[1]", '{"a": 1}', '"x"', "[" * 2_000 + "]" * 2_000], ids=["list", "number", "text", "deep"]
+)
 async def test_labels_of_another_shape_spoil_only_their_task(store: PostgresStore, side: Side, labels: str) -> None:
     fence = await lead(store)
     good, bad = writes.insert(SHARDS, 0), writes.insert(SHARDS, 0)
@@ -190,8 +193,8 @@ POLICIES = st.builds(
     st.integers(1, bounds.MAX_BACKOFF),
     st.floats(0, 1),
     st.integers(1, bounds.MAX_ATTEMPT_TIMEOUT),
-    st.none() | st.integers(0, 2**60),
-    st.none() | st.integers(0, 2**60),
+    st.none() | st.integers(0, codec.LAST_INSTANT),
+    st.none() | st.integers(0, codec.LAST_INSTANT),
     st.booleans(),
 )
 

@@ -134,6 +134,11 @@ class Shard:
         """How many tasks are in memory: near and held ones."""
         return len(self.near.tasks) + len(self.leases)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the store has answered all that was asked of it."""
+        return len(self.lines.busy) == len(self._refused)
+
     def collect_loads(self, out: Effects) -> None:
         """Ask for the rest of the lanes that run low; once after each turn."""
         self.near.collect_loads(out.lane_loads)

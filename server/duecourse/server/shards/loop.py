@@ -422,7 +422,7 @@ class Loop:
         """Tell of shards that are handed over, and for which nothing is under way any more."""
         posted = {shard for shard, _ in self._inbox}
         for shard, settled in self._parting.items():
-            if not shard.lines.busy and shard not in posted:
+            if shard.is_settled and shard not in posted:
                 settled.set()
 
     def _not_led(self, shard: ShardId) -> errors.DomainError:

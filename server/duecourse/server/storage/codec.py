@@ -14,6 +14,8 @@ from duecourse.model import bounds
 from duecourse.server.core.task import DEFAULT_POLICY, Answer, Lane, Policy
 from duecourse.storage.v1 import record_pb2
 
+LAST_INSTANT: Final = 253_402_300_799_999_999
+"""The end of the year 9999: clients know none after it."""
 _CACHE_LIMIT: Final = 4_096
 
 _M = TypeVar("_M", bound=Message)
@@ -129,6 +131,8 @@ def _decode_policy(data: bytes) -> Policy:
         and 0 < policy.multiplier <= bounds.MAX_BACKOFF_MULTIPLIER
         and 0 <= policy.jitter <= 1
         and 0 < policy.attempt_timeout <= bounds.MAX_ATTEMPT_TIMEOUT
+        and 0 <= (policy.start_deadline or 0) <= LAST_INSTANT
+        and 0 <= (policy.completion_deadline or 0) <= LAST_INSTANT
     )
     if not is_sound:
         raise ValueError(f"policy out of range: {policy}")

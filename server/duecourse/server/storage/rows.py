@@ -34,12 +34,10 @@ _ALWAYS_THERE: Final = 10
 """So many columns of an attempt are there from its grant on."""
 _CACHE_LIMIT: Final = 4_096
 
-_UNDECODABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
+_UNDECODABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What decoding raises, whatever is in a column: also NULL where there should be something."""
-_LARGEST: Final = 2**31 - 2
-"""Of what a row counts in 32 bits: it has to be counted on at least once more."""
-_LAST_INSTANT: Final = 253_402_300_799_999_999
-"""The end of the year 9999: clients know none after it."""
+_LARGEST: Final = 2**31 - 16
+"""Of what a row counts in 32 bits: it has to be counted on for an attempt at least."""
 
 _states = {state.value: state for state in TaskState}
 _lanes: dict[Lane, Lane] = {}
@@ -190,7 +188,7 @@ def _decode_task(row: Row) -> Task:
         None if failure_reason is None else FailureReason(failure_reason),
         codec.answers_of(answers),
     )
-    is_in_time = 0 <= run_at <= _LAST_INSTANT and 0 <= create_time <= _LAST_INSTANT
+    is_in_time = 0 <= run_at <= codec.LAST_INSTANT and 0 <= create_time <= codec.LAST_INSTANT
     if not bounds.MIN_PRIORITY <= priority <= bounds.MAX_PRIORITY or sequence < 0 or not is_in_time:
         raise ValueError(f"out of range: priority {priority}, sequence {sequence}, {run_at=}, {create_time=}")
     _check(progress)
@@ -210,8 +208,9 @@ def _check(progress: Progress) -> None:
     if state is TaskState.RUNNING and attempt is not None and attempt.start_time is None:
         raise ValueError("running, and never begun")
     counts = (progress.attempts_used, progress.returns_in_row, progress.due_time or 0, progress.end_time or 0)
-    if max(progress.revision, progress.round, progress.attempt_count) > _LARGEST or max(counts[2:]) > _LAST_INSTANT:
-        raise ValueError(f"beyond counting: revision {progress.revision}, attempts {progress.attempt_count}")
+    counted = (progress.revision, progress.round, progress.attempt_count, progress.returns_in_row)
+    if max(counted) > _LARGEST or max(counts[2:]) > codec.LAST_INSTANT:
+        raise ValueError(f"beyond counting: {counted}, due and ended {counts[2:]}")
     if progress.revision < 1 or progress.round < 1 or min(counts) < 0 or progress.attempt_count < counts[0]:
         raise ValueError(f"out of range: revision {progress.revision}, round {progress.round}, counts {counts}")
 

@@ -22,8 +22,8 @@ STORED_COLUMNS: Final = rows.TASK_COLUMNS + 6
 """How many columns `rows.stored_task_of` takes."""
 ATTEMPT_COLUMNS: Final = 17
 """How many columns `rows.attempt_of` takes."""
-_MOST_ATTEMPTS: Final = 1_000_000
-"""So many are looked for one by one; no task comes near, however often workers hand it back."""
+_ATTEMPTS_TOLD: Final = 100
+"""So many that are missing are looked for."""
 
 
 class Rule(StrEnum):
@@ -184,9 +184,6 @@ def _term(row: Row) -> _Faults:
 def _attempts(row: Row) -> _Faults:
     numbers, returned = row["numbers"] or [], row["returned"] or []
     there, before = set(numbers), range(1, row["attempt_count"])
-    if len(before) > _MOST_ATTEMPTS:
-        yield Rule.ATTEMPTS, f"it has had {row['attempt_count']} attempts, more than there can be"
-        return
     beyond = [number for number in numbers if number not in before]
     if beyond:
         yield (
@@ -195,7 +192,8 @@ def _attempts(row: Row) -> _Faults:
         )
     # Of those that were handed back only the last ones are kept: older ones may be missing.
     kept_from = returned[-bounds.MAX_RETURNED_RECORDS] if len(returned) >= bounds.MAX_RETURNED_RECORDS else 0
-    missing = [number for number in before if number not in there and number > kept_from]
+    absent = (number for number in range(kept_from + 1, row["attempt_count"]) if number not in there)
+    missing = list(itertools.islice(absent, _ATTEMPTS_TOLD))
     if missing:
         yield Rule.ATTEMPTS, f"there are no records of attempts {_some(missing)}"
     tokens = [*(row["fencing_tokens"] or []), *([] if row["fencing_token"] is None else [row["fencing_token"]])]
