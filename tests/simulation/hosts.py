@@ -20,6 +20,7 @@ from simulation.plan import QUEUES, RETRY_AFTER, TASK_TYPES, Ending, Setup, Task
 from duecourse.client import Client, errors, tasks
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
+from duecourse.server.core.task import TaskKey
 from duecourse.worker import NonRetryable, RetryAfter, TaskContext
 from duecourse.worker.capacity import Capacity, Introduction
 from duecourse.worker.incarnation import Incarnation
@@ -75,6 +76,8 @@ class Worker:
         self._clock = clock
         self._briefs = briefs
         self._checker = checker
+        self._counted_from: dict[bytes, Micros] = {}
+        """By lease token: when the time of each lease that it held began, as it knew when it was last asked."""
 
     @property
     def is_up(self) -> bool:
@@ -90,6 +93,20 @@ class Worker:
     def credit(self) -> int:
         """Return how much is out at all nodes together."""
         return 0 if self.incarnation is None else self.incarnation.protocol.out
+
+    def check_leases(self) -> None:
+        """Check that what a leader has renewed is not forgotten as long as the lease is held."""
+        if self.incarnation is None:
+            return
+        protocol = self.incarnation.protocol
+        counts_from = {}
+        for token, attempt in protocol.holdings.held.items():
+            at = counts_from[token] = protocol._terms.counts_from(attempt)
+            before = self._counted_from.get(token, at)
+            if at < before:
+                text = f"{self._name} knows of {(before - at) // bounds.MILLISECOND} ms less of the lease"
+                self._checker.fail("S14", f"{attempt.task_id}: {text} than before", TaskKey("default", attempt.task_id))
+        self._counted_from = counts_from
 
     def served_by(self) -> set[str]:
         """Return the addresses of the nodes that may grant to it."""

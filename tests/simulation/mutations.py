@@ -188,6 +188,19 @@ MUTATIONS: Final = (
         "        pass\n",
     ),
     Mutation(
+        "a list of leases forgets what was renewed before it",
+        f"{_WORKER}/node_stream.py",
+        "                # This very message is the first that covers it.\n"
+        "                self._held[attempt.token] = number - 1\n",
+        "            self._held[attempt.token] = number - 1\n",
+    ),
+    Mutation(
+        "what a node confirmed while another led renews a lease",
+        f"{_WORKER}/protocol.py",
+        "            stream.begin_again(attempt.token)\n",
+        "            pass\n",
+    ),
+    Mutation(
         "an outcome is forgotten with its stream",
         f"{_WORKER}/outcomes.py",
         "            if not attempt.sent_on and not attempt.is_queued:\n                self._route(attempt)\n",

@@ -262,6 +262,7 @@ class World:
         self.fleet.watch_over()
         setup = self.plan.setup
         for name, worker in self.workers.items():
+            worker.check_leases()
             if worker.credit > setup.slots + setup.prefetch:
                 self.checker.fail("P9", f"{name} has {worker.credit} credit out")
             if (worker.has_ended or worker.process.is_dead) and not self.faults.holds_back(name):

@@ -32,6 +32,13 @@ def verdict(token: bytes, kind: pb.OutcomeVerdict.ValueType, leader: str = "") -
     return pb.OutcomesRecorded(others=[pb.OutcomeRecord(lease_token=token, verdict=kind, leader=leader)])
 
 
+def beat(machine: Machine) -> None:
+    """Let a heartbeat interval pass, and the node "a" confirm what it is told then."""
+    machine.wait(5 * bounds.SECOND)
+    machine.flush()
+    machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+
+
 class TestOpening:
     def test_hello_comes_first_and_says_who_and_what(self) -> None:
         machine = Machine()
@@ -321,6 +328,55 @@ class TestLateAssignments:
             machine.flush()
             machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
         assert machine.ids("returned") == []
+
+    def test_a_term_of_another_shard_leaves_what_is_renewed_alone(self, machine: Machine) -> None:
+        machine.assign(assignment("t", lease_seconds=15))
+        for _ in range(6):
+            beat(machine)
+        machine.hear(term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=2, epoch=1)]))
+        machine.flush()
+        machine.wait(15 * bounds.SECOND - 1)
+        assert machine.stopped == []
+        machine.wait(1)
+        assert machine.stopped == [("t", StopReason.LEASE_LOST)]
+
+    def test_a_list_that_is_wanted_leaves_what_is_renewed_alone(self, machine: Machine) -> None:
+        machine.assign(assignment("t", lease_seconds=15))
+        for _ in range(6):
+            beat(machine)
+        machine.hear(leases_wanted=pb.LeasesWanted(request=3))
+        machine.flush()
+        machine.wait(bounds.SECOND)
+        assert machine.stopped == []
+
+    @pytest.mark.parametrize("is_told_of_the_end", [True, False])
+    def test_what_a_node_confirmed_while_another_led_renews_nothing(self, is_told_of_the_end: bool) -> None:
+        machine = Machine()
+        machine.open()
+        machine.open("b", terms=[])
+        machine.assign(assignment("t", lease_seconds=15))
+        beat(machine)
+        if is_told_of_the_end:
+            machine.hear(term_ended=pb.TermEnded(terms=[pb.Term(shard=1, epoch=1)]))
+        machine.hear("b", term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=2)]))
+        # Only the node that does not lead confirms what it is told.
+        beat(machine)
+        beat(machine)
+        machine.hear(term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=3)]))
+        machine.flush()
+        machine.wait(5 * bounds.SECOND - 1)
+        assert machine.stopped == []
+        machine.wait(1)
+        assert machine.stopped == [("t", StopReason.LEASE_LOST)]
+
+    def test_the_list_that_answers_a_new_term_renews(self, machine: Machine) -> None:
+        machine.assign(assignment("t", lease_seconds=15))
+        machine.wait(10 * bounds.SECOND)
+        machine.hear(term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=2)]))
+        assert machine.told("leases_held")
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        machine.wait(15 * bounds.SECOND - 1)
+        assert machine.stopped == []
 
     def test_renewals_outlive_the_stream_that_brought_them(self) -> None:
         machine = Machine(slots=1, prefetch=1)

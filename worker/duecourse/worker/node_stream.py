@@ -101,6 +101,11 @@ class NodeStream:
         if self._held.pop(token, None) is not None:
             self._digest ^= int.from_bytes(token[:8], "big")
 
+    def begin_again(self, token: bytes) -> None:
+        """Let only messages that are sent from now on renew a lease."""
+        if token in self._held:
+            self._held[token] = self._message_number
+
     def forget(self, token: bytes) -> None:
         """Drop all that is known of a lease."""
         self._told.discard(token)
@@ -168,7 +173,7 @@ class NodeStream:
         for attempt in held:
             if attempt.token not in self._held and attempt.token not in self._told:
                 self.hold(attempt.token)
-            if attempt.token in self._held:
+                # This very message is the first that covers it.
                 self._held[attempt.token] = number - 1
         self._renewals.record(number, now)
         self._progress_told.clear()

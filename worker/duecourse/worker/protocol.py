@@ -190,7 +190,7 @@ class Protocol:
         stream.beat_at = now
         stream.account.is_open = not self.is_draining
         stream.is_goodbye_due = self.is_draining
-        shards = {term.shard for term in welcome.terms if self._learn(term.shard, term.epoch, stream)}
+        shards = self._learn(((term.shard, term.epoch) for term in welcome.terms), stream)
         self._lost(stream, welcome.lost_lease_tokens)
         if self.holdings.held or self.outcomes.unrecorded:
             stream.answers.append(0)
@@ -219,7 +219,7 @@ class Protocol:
             return
         highest = self._terms.highest(attempt.shard)
         if attempt.epoch > highest:
-            self._learn(attempt.shard, attempt.epoch, stream)
+            self._learn([(attempt.shard, attempt.epoch)], stream)
         if attempt.epoch < highest:
             self.stale_count += 1
             self.outcomes.keep(attempt, RETURNED)
@@ -231,7 +231,7 @@ class Protocol:
 
     def _term_started(self, stream: NodeStream, started: pb.TermStarted) -> None:
         stream.answers.append(started.request)
-        shards = {term.shard for term in started.terms if self._learn(term.shard, term.epoch, stream)}
+        shards = self._learn(((term.shard, term.epoch) for term in started.terms), stream)
         self.outcomes.term_started(shards, stream)
 
     def _term_ended(self, stream: NodeStream, ended: pb.TermEnded) -> None:
@@ -261,11 +261,26 @@ class Protocol:
                 for one in self._streams.values():
                     one.forget(token)
 
-    def _learn(self, shard: int, epoch: int, stream: NodeStream) -> bool:
-        leader = self._terms.leader(shard)
-        if leader is not None and leader is not stream:
-            self._keep_renewals(one for one in self.holdings.held.values() if one.shard == shard)
-        return self._terms.learn(shard, epoch, stream)
+    def _learn(self, terms: Iterable[tuple[int, int]], stream: NodeStream) -> set[int]:
+        """Take in that a node leads shards, and return those of which no later term is known.
+
+        What has renewed their leases so far is kept. From now on only that node does, and what it confirmed before
+        tells nothing: another may have led meanwhile.
+        """
+        known = self._terms
+        epochs = {shard: epoch for shard, epoch in terms if epoch >= known.highest(shard)}
+        begun = {
+            shard
+            for shard, epoch in epochs.items()
+            if epoch > known.highest(shard) or known.leader(shard) is not stream
+        }
+        attempts = [attempt for attempt in self.holdings.held.values() if attempt.shard in begun]
+        self._keep_renewals(attempts)
+        for attempt in attempts:
+            stream.begin_again(attempt.token)
+        for shard, epoch in epochs.items():
+            known.learn(shard, epoch, stream)
+        return set(epochs)
 
     def _keep_renewals(self, attempts: Iterable[Attempt]) -> None:
         """Write down what leaders have renewed so far, before one of them is forgotten."""

@@ -20,16 +20,9 @@ class Terms:
     def __init__(self) -> None:
         self._terms: dict[int, _Term] = {}
 
-    def learn(self, shard: int, epoch: int, stream: NodeStream) -> bool:
-        """Remember that the node of `stream` leads a shard; refuse if a higher epoch is known."""
-        term = self._terms.get(shard)
-        if term is None:
-            self._terms[shard] = _Term(epoch, stream)
-            return True
-        if epoch < term.epoch:
-            return False
-        term.epoch, term.stream = epoch, stream
-        return True
+    def learn(self, shard: int, epoch: int, stream: NodeStream) -> None:
+        """Remember that the node of `stream` leads a shard; no higher epoch is known."""
+        self._terms[shard] = _Term(epoch, stream)
 
     def ended(self, shard: int, epoch: int, stream: NodeStream) -> None:
         """Note that the term of a shard at the node of `stream` is over, unless a later one is known."""
