@@ -46,12 +46,14 @@ class Checker:
         *,
         strike: Callable[[str, Process], None],
         is_calm: Callable[[str], bool],
+        is_counted_on: Callable[[bytes], bool],
         find: Callable[[TaskKey], Task | None],
         retention: Micros,
     ) -> None:
         """Attach it to a run; `History.strike`, `StoreChecks.is_calm` and `StoreChecks.find` say what for."""
         self._history.strike = strike
         self._store.is_calm = is_calm
+        self._store.is_counted_on = is_counted_on
         self._store.find = find
         self._store.retention = retention
 

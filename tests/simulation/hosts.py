@@ -27,6 +27,8 @@ from duecourse.worker.incarnation import Incarnation
 from duecourse.worker.registry import Registry
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DRIFT: Final = 20 * bounds.MILLISECOND
+"""More than the elapsed times of two machines differ after a lease."""
 _PROPER_REFUSALS: Final = (errors.TaskExists, errors.TaskNotFound)
 
 
@@ -107,6 +109,14 @@ class Worker:
                 text = f"{self._name} knows of {(before - at) // bounds.MILLISECOND} ms less of the lease"
                 self._checker.fail("S14", f"{attempt.task_id}: {text} than before", TaskKey("default", attempt.task_id))
         self._counted_from = counts_from
+
+    def counts_on(self, token: bytes) -> bool:
+        """Tell whether it takes a lease for its own for some time yet."""
+        protocol = None if self.incarnation is None or self.process.is_dead else self.incarnation.protocol
+        attempt = None if protocol is None else protocol.holdings.held.get(token)
+        if protocol is None or attempt is None:
+            return False
+        return protocol._terms.counts_from(attempt) + attempt.lease > self._clock.elapsed() + _DRIFT
 
     def served_by(self) -> set[str]:
         """Return the addresses of the nodes that may grant to it."""

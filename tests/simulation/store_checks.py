@@ -33,6 +33,8 @@ class StoreChecks:
     def __init__(self, history: History, terms: Terms, reference: Reference) -> None:
         self.is_calm: Callable[[str], bool] = lambda incarnation: False
         """Tells whether a worker has lived and been in reach for so long that none of its leases may be lost."""
+        self.is_counted_on: Callable[[bytes], bool] = lambda token: False
+        """Tells whether a worker that lives takes a lease for its own for some time yet."""
         self.find: Callable[[TaskKey], Task | None] = lambda key: None
         """Finds a task in the store."""
         self.retention: Micros = 0
@@ -233,6 +235,8 @@ class StoreChecks:
         is_returned = attempt.outcome is AttemptOutcome.RETURNED
         if attempt.outcome is not None:
             self._coverage[f"attempt {attempt.outcome}"] += 1
+        if attempt.outcome is AttemptOutcome.LEASE_LOST and self.is_counted_on(attempt.lease_token):
+            self._fail("S4", f"{key.task_id}: a lease is given up on which its worker counts", key)
         if attempt.outcome is AttemptOutcome.LEASE_LOST and self.is_calm(attempt.incarnation):
             self._fail("P4", f"{key.task_id}: the lease of a worker that lives and is in reach is lost", key)
         if after.attempts_used != before.attempts_used - is_returned:

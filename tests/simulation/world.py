@@ -133,7 +133,11 @@ class World:
         self.copies = Copies(self, self.backing)
         self.operator = Operator(self)
         self.checker.attach(
-            strike=self.faults.happened, is_calm=self._is_calm, find=self._find, retention=setup.retention
+            strike=self.faults.happened,
+            is_calm=self._is_calm,
+            is_counted_on=lambda token: any(worker.counts_on(token) for worker in self.workers.values()),
+            find=self._find,
+            retention=setup.retention,
         )
 
     # What the run is told.
