@@ -199,6 +199,7 @@ MUTATIONS: Final = (
         f"{_WORKER}/protocol.py",
         "            stream.begin_again(attempt.token)\n",
         "            pass\n",
+        why_not_found="a node that the worker does not reach has to lead in between; tests/worker has one",
     ),
     Mutation(
         "an outcome is forgotten with its stream",
