@@ -28,6 +28,7 @@ from faults.cluster import NodeProcess, frozen
 from faults.cluster_of_nodes import EVERYTHING, ClusterOfNodes
 from faults.recording_client import Ask
 from services.etcd import EtcdCluster
+from services.ports import free_port
 
 from duecourse.cli.launcher.children import Nursery
 from duecourse.model import bounds
@@ -164,7 +165,7 @@ def _cpu_seconds(pid: int) -> float:
 async def _laboratory(folder: Path, seed: str) -> AsyncIterator[tuple[ClusterOfNodes, EtcdCluster]]:
     async with AsyncExitStack() as stack:
         nursery = stack.enter_context(Nursery())
-        postgres = await stack.enter_async_context(EmbeddedPostgres(folder))
+        postgres = await stack.enter_async_context(EmbeddedPostgres(folder, port=free_port()))
         await migrate(postgres.dsn, SHARDS)
         etcd = await stack.enter_async_context(EtcdCluster(folder / "etcd"))
         cluster = ClusterOfNodes(

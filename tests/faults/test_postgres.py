@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import asyncpg
 import pytest
-from faults.cluster import Cluster, children_of, frozen, parent_of
+from faults.cluster import SETTLED, Cluster, children_of, frozen, parent_of
 from faults.recording_client import Ask
-from services.postgres import SHARDS, binaries
+from services.postgres import SHARDS, server_on
 from services.waiting import until
 
 from duecourse import client as sdk
@@ -244,7 +244,7 @@ async def test_a_full_disk_of_postgres_is_answered_unavailable_until_there_is_ro
     small_disk: Path, tmp_path: Path, nursery: Nursery, source: random.Random, what: str, is_long: bool
 ) -> None:
     settings = {"max_wal_size": "48MB", "min_wal_size": "32MB", "shared_buffers": "16MB"}
-    async with EmbeddedPostgres(small_disk, binaries=binaries(), settings=settings) as server:
+    async with server_on(small_disk, settings) as server:
         await migrate(server.dsn, SHARDS)
         async with Cluster(tmp_path / "cluster", server.dsn, nursery, source) as cluster:
             cluster.start_worker()
@@ -256,9 +256,7 @@ async def test_a_full_disk_of_postgres_is_answered_unavailable_until_there_is_ro
                         await _use_up_log(cluster)
                     await cluster.refuses(client, _DEADLINE)
                     (small_disk / _FILLING).unlink()
-                    # It ends if it cannot write its log, and somebody has to start it again.
-                    print(f"the server {'runs' if server.is_running else 'has ended'}")
-                    await server.start()
+                    await _until_it_serves(server, cluster)
                     await cluster.recovers("a full disk")
             await cluster.settle()
 
@@ -268,6 +266,17 @@ def _fill(disk: Path) -> None:
         while True:
             file.write(bytes(4_096))
     assert shutil.disk_usage(disk).free == 0, "the fault did not fire"
+
+
+async def _until_it_serves(server: EmbeddedPostgres, cluster: Cluster) -> None:
+    """Start a server again that has ended or is about to: it does if it cannot write its log."""
+    async with asyncio.timeout(SETTLED / bounds.SECOND):
+        while True:
+            await server.start()
+            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await cluster.store.fetch("SELECT")
+                return
+            await cluster.clock.sleep(50 * bounds.MILLISECOND)
 
 
 async def _use_up_log(cluster: Cluster) -> None:

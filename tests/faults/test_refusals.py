@@ -11,9 +11,9 @@ from faults.cluster import NodeProcess
 from faults.cluster_of_nodes import ClusterOfNodes
 from faults.conftest import StartCluster
 from services.etcd import EtcdCluster
+from services.ports import free_port
 from services.postgres import SHARDS
 
-from duecourse.cli.launcher.ports import free_port
 from duecourse.model import bounds
 from duecourse.server.node import EXIT_DUPLICATE_NODE, EXIT_FAILED, EXIT_IDENTITY_REFUSED, EXIT_STORE_REFUSED
 from duecourse.server.storage.embedded import EmbeddedPostgres

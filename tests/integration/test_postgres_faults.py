@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from conformance import writes
 from integration.postgres_side import Side, side_of
-from services.postgres import SHARDS, binaries
+from services.postgres import SHARDS, server_on
 from services.tcp_proxy import Postgres, TcpProxy
 from services.waiting import eventually
 from structlog.testing import capture_logs
@@ -229,7 +229,7 @@ async def test_a_restart_in_good_order_is_gone_through(own_postgres: EmbeddedPos
 
 async def test_a_server_without_room_for_connections_refuses(tmp_path: Path) -> None:
     settings = {"max_connections": "6", "superuser_reserved_connections": "0", "shared_buffers": "16MB"}
-    async with EmbeddedPostgres(tmp_path, binaries=binaries(), settings=settings) as server:
+    async with server_on(tmp_path, settings) as server:
         await migrate(server.dsn, SHARDS)
         async with leading(server.dsn) as leader, contextlib.AsyncExitStack() as guests:
             guest = None
@@ -269,7 +269,7 @@ async def test_commits_wait_for_the_disk_where_the_default_does_not(postgres_dsn
 
 async def test_a_store_says_at_its_start_what_could_lose_acknowledged_tasks(tmp_path: Path) -> None:
     settings = {"fsync": "off", "shared_buffers": "32MB"}
-    async with EmbeddedPostgres(tmp_path, binaries=binaries(), settings=settings) as server:
+    async with server_on(tmp_path, settings) as server:
         await migrate(server.dsn, 1)
         store = PostgresStore(server.dsn)
         with capture_logs() as events:

@@ -13,11 +13,11 @@ import pytest_asyncio
 from conformance import writes
 from services.coordinating import a_node
 from services.etcd import EtcdCluster
+from services.ports import free_port
 from services.postgres import SHARDS
 
 from duecourse.cli.launcher.children import Nursery
 from duecourse.cli.launcher.nodes import LocalNode
-from duecourse.cli.launcher.ports import free_port
 from duecourse.server.core.task import Epoch, ShardId
 from duecourse.server.etcd.client import EtcdClient
 from duecourse.server.etcd.keys import Keys, parse_cluster

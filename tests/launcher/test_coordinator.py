@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from services.ports import free_port
 
 from duecourse.cli.launcher.children import Nursery
 from duecourse.cli.launcher.coordinator import LocalEtcd
 from duecourse.cli.launcher.errors import LaunchError
-from duecourse.cli.launcher.ports import free_port
 from duecourse.model import bounds
 from duecourse.server.etcd import transaction
 from duecourse.server.etcd.client import EtcdClient

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from services.etcd import EtcdCluster
+from services.ports import free_port
 from services.tcp_proxy import HOST, TcpProxy
 
-from duecourse.cli.launcher.ports import free_port
 from duecourse.model import bounds
 from duecourse.model.addresses import host_and_port
 from duecourse.model.instants import Micros

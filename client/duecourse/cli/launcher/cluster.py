@@ -157,7 +157,7 @@ class LocalCluster:
     async def _start_postgres(self, stack: AsyncExitStack) -> None:
         embedded, migrate = _import_server()
         self._tell("starting Postgres")
-        self._postgres = postgres = embedded.EmbeddedPostgres(self._folder)
+        self._postgres = postgres = embedded.EmbeddedPostgres(self._folder, port=free_port())
         who = str(self._pid_file)
         self._nursery.hold(who, signal.SIGINT)
         stack.callback(self._nursery.drop, who)

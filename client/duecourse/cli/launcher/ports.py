@@ -1,18 +1,27 @@
 """Ports of this machine: free ones, and who serves on them."""
 
 import asyncio
+import itertools
+import random
 import socket
 from typing import Final
 
+from duecourse.cli.launcher.errors import LaunchError
+
 HOST: Final = "127.0.0.1"
+
+_PORTS: Final = range(10_000, 20_000)
+"""Below those that systems give to outgoing connections: one of those may be taken between our look and the listening,
+or while what listened there is about to start again."""
+_numbers: Final = itertools.cycle(random.SystemRandom().sample(_PORTS, len(_PORTS)))
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody listens on now, and that was not returned before for long. Raises LaunchError."""
+    for port in itertools.islice(_numbers, len(_PORTS)):
+        if is_free(port):
+            return port
+    raise LaunchError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free: stop what listens there")
 
 
 def is_free(port: int) -> bool:

@@ -19,7 +19,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -87,8 +86,8 @@ class EmbeddedPostgres:
         self,
         data_dir: Path,
         *,
+        port: int,
         binaries: Path | None = None,
-        port: int | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = data_dir.resolve()
@@ -96,8 +95,7 @@ class EmbeddedPostgres:
         self._log = self._folder / "postgres.log"
         self._password_file = self._folder / "password"
         self._binaries = binaries
-        self._is_port_given = port is not None
-        self.port = port or _free_port()
+        self.port = port
         self._settings = {**SETTINGS, **(settings or {})}
         self._clock = SystemClock()
         self._lock: IO[str] | None = None
@@ -136,9 +134,7 @@ class EmbeddedPostgres:
             if not self._cluster.exists():
                 await self._initialize()
             self._password = self._password_file.read_text().strip()
-            while not await self._try_start():
-                # Somebody took the port between our look and the server's.
-                self.port = _free_port()
+            await self._launch()
         except BaseException:
             self._release_folder()
             raise
@@ -217,8 +213,8 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError(f"initdb failed: {self._end_of_log()}")
         new_cluster.rename(self._cluster)
 
-    async def _try_start(self) -> bool:
-        """Start and wait until it takes connections; False if its port, not given by the caller, was taken."""
+    async def _launch(self) -> None:
+        """Start and wait until it takes connections."""
         arguments = ["-D", str(self._cluster)]
         for name, value in {**self._settings, "port": str(self.port)}.items():
             arguments += ["-c", f"{name}={value}"]
@@ -227,10 +223,7 @@ class EmbeddedPostgres:
         try:
             while self._status(process.pid) != _READY:
                 if process.poll() is not None:
-                    log = self._end_of_log()
-                    if "Address already in use" in log and not self._is_port_given:
-                        return False
-                    raise EmbeddedPostgresError(f"Postgres did not start: {log}")
+                    raise EmbeddedPostgresError(f"Postgres did not start: {self._end_of_log()}")
                 if waited >= _START_LIMIT:
                     raise EmbeddedPostgresError(f"Postgres is not ready after a minute: {self._end_of_log()}")
                 await self._clock.sleep(_POLL)
@@ -239,7 +232,6 @@ class EmbeddedPostgres:
             process.send_signal(signal.SIGQUIT)
             process.wait()
             raise
-        return True
 
     def _status(self, pid: int) -> str:
         """Return what the server says of itself in its lock file, if that is the file of this process."""
@@ -285,13 +277,6 @@ class EmbeddedPostgres:
 
     def _end_of_log(self) -> str:
         return self._log.read_text(errors="replace")[-2_000:].strip() if self._log.exists() else "(no log)"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _account() -> pwd.struct_passwd | None:
