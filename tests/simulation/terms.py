@@ -30,6 +30,8 @@ class Terms:
         self._latest: dict[ShardId, Term] = {}
         self._highest: dict[ShardId, Epoch] = {}
         """That was ever given: workers refuse what comes under a lower one, whatever the store has forgotten."""
+        self._begun: dict[tuple[ShardId, Epoch], Process] = {}
+        """Who began which term."""
 
     def latest(self, shard: ShardId) -> Term | None:
         """Return the latest term of a shard; None: it has had none."""
@@ -51,9 +53,10 @@ class Terms:
             epoch = answer.fence.epoch
             before = self._latest.get(shard)
             highest = self._highest.get(shard)
-            if highest is not None and epoch <= highest:
+            if highest is not None and epoch <= highest and not self._resumes(process, before, epoch):
                 history.fail("S6", f"epoch {epoch} of shard {shard} after {highest}")
-            self._highest[shard] = epoch
+            self._highest[shard] = max(epoch, highest or epoch)
+            self._begun[shard, epoch] = process
             self._latest[shard] = Term(answer.fence, process, history.now)
             if shard in history.shards_behind:
                 history.shards_behind.remove(shard)
@@ -62,6 +65,17 @@ class Terms:
                 history.note(process.name, f"leads shard {shard} in epoch {epoch}")
             self.changes_of_leader += before is not None and before.holder is not process
         history.strike("raised", process)
+
+    def _resumes(self, process: Process, before: Term | None, epoch: Epoch) -> bool:
+        """Tell whether a node goes on with its own term, which a store that fell back shows as the latest.
+
+        Cut off from etcd, it cannot know of those that were forgotten. No epoch may come twice for that.
+        """
+        if before is None:
+            return False
+        shard = before.fence.shard
+        is_its_own = self._begun.get((shard, before.fence.epoch)) is process
+        return is_its_own and epoch > before.fence.epoch and (shard, epoch) not in self._begun
 
     def wrote(self, process: Process, fence: Fence, verb: str) -> None:
         """Check that what the store has applied came under the current fence."""
