@@ -16,7 +16,7 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Self
@@ -301,30 +301,6 @@ class Cluster:
         violations = checker.check(recorded, is_healed=True)
         assert not violations, "\n".join([f"histories in {self._histories}", *map(str, violations[:20])])
         return recorded
-
-
-@contextmanager
-def frozen(*pids: int) -> Iterator[None]:
-    """Stop processes as if they got no time to run, and let them go on; who has ended meanwhile is passed over."""
-    stopped = [pid for pid in pids if _told(pid, signal.SIGSTOP)]
-    try:
-        yield
-        states = {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in stopped}
-        # One that was about to end has ended, and its parent is frozen.
-        assert "T" in states, "none was stopped"
-        assert states <= {"T", "Z"}, states
-    finally:
-        for pid in stopped:
-            _told(pid, signal.SIGCONT)
-
-
-def _told(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; False if there is no such process any more."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 async def until_streams(node: NodeProcess, count: int, limit: Micros = SETTLED) -> Micros:

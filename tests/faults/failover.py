@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from faults.cluster import NodeProcess, frozen
+from faults.cluster import NodeProcess
 from faults.cluster_of_nodes import EVERYTHING, ClusterOfNodes
 from faults.recording_client import Ask
 from services.etcd import EtcdCluster
+from services.freezing import frozen
 from services.ports import free_port
 
 from duecourse.cli.launcher.children import Nursery

@@ -1,9 +1,9 @@
 """Leaders that get no time to run: others take over, and what the paused one still does counts for nothing."""
 
-from faults.cluster import frozen
 from faults.cluster_of_nodes import SESSION, TAKEN_OVER, Link
 from faults.conftest import StartCluster
 from faults.recording_client import Ask
+from services.freezing import frozen
 
 from duecourse.model import bounds
 

@@ -11,10 +11,11 @@ from typing import Final
 
 import grpc
 import pytest
-from faults.cluster import Cluster, NodeProcess, children_of, frozen, until_streams
+from faults.cluster import Cluster, NodeProcess, children_of, until_streams
 from faults.raw_worker import RawWorker
 from faults.recording_client import Ask, RecordingClient
 from faults.test_postgres import OURS, postmaster_of
+from services.freezing import frozen
 from services.waiting import until
 
 from duecourse import client as sdk

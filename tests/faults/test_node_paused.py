@@ -1,8 +1,9 @@
 """A node that gets no time to run: for a while, and for so long that another one has taken its place."""
 
 import pytest
-from faults.cluster import HEARTBEAT, Cluster, frozen
+from faults.cluster import HEARTBEAT, Cluster
 from faults.recording_client import Ask
+from services.freezing import frozen
 
 from duecourse.model import bounds
 from duecourse.server.node import EXIT_SUPERSEDED

@@ -8,10 +8,11 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
-from faults.cluster import HEARTBEAT, Cluster, frozen
+from faults.cluster import HEARTBEAT, Cluster
 from faults.cluster_of_nodes import EVERYTHING, SESSION, TAKEN_OVER, ClusterOfNodes, Link
 from faults.conftest import StartCluster
 from faults.recording_client import Ask
+from services.freezing import frozen
 from services.name_server import NameServer
 from services.tcp_proxy import Direction
 

@@ -14,8 +14,9 @@ from typing import TypeAlias
 
 import asyncpg
 import pytest
-from faults.cluster import SETTLED, Cluster, children_of, frozen, parent_of
+from faults.cluster import SETTLED, Cluster, children_of, parent_of
 from faults.recording_client import Ask
+from services.freezing import frozen
 from services.postgres import SHARDS, server_on
 from services.waiting import until
 

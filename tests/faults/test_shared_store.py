@@ -5,11 +5,12 @@ import signal
 from datetime import timedelta
 
 import pytest
-from faults.cluster import children_of, frozen
+from faults.cluster import children_of
 from faults.cluster_of_nodes import ClusterOfNodes
 from faults.conftest import StartCluster
 from faults.test_postgres import OURS, postmaster_of
 from services.etcd import EtcdCluster
+from services.freezing import frozen
 from services.postgres import SHARDS
 
 from duecourse.model import bounds

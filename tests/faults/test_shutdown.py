@@ -2,8 +2,9 @@
 
 import signal
 
-from faults.cluster import Cluster, frozen
+from faults.cluster import Cluster
 from faults.test_postgres import OURS
+from services.freezing import frozen
 
 from duecourse.model import bounds
 

@@ -2,8 +2,9 @@
 
 from collections import Counter
 
-from faults.cluster import LEASE, Cluster, frozen, until_streams
+from faults.cluster import LEASE, Cluster, until_streams
 from faults.recording_client import Ask
+from services.freezing import frozen
 
 from duecourse.model import bounds
 

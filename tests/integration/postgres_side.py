@@ -1,8 +1,6 @@
 """The other side of the store's connections: a session of our own that looks at the server, and harms it."""
 
 import contextlib
-import os
-import signal
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -38,15 +36,6 @@ class Side:
 
     async def terminate(self, pid: int) -> None:
         await self.connection.execute("SELECT pg_terminate_backend($1)", pid)
-
-    @contextlib.asynccontextmanager
-    async def frozen(self, pid: int) -> AsyncIterator[None]:
-        """Stop a process of the server in its tracks."""
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
     async def count(self, table: str) -> int:
         found: int = await self.connection.fetchval(f"SELECT count(*) FROM duecourse.{table}")

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from conformance import writes
 from integration.postgres_side import Side, side_of
+from services.freezing import frozen
 from services.postgres import SHARDS, server_on
 from services.tcp_proxy import Postgres, TcpProxy
 from services.waiting import eventually
@@ -118,7 +119,7 @@ async def test_a_commit_on_a_frozen_backend_is_unknown_in_time_and_may_land_late
     async with leading(postgres_dsn, 500 * bounds.MILLISECOND) as leader, side_of(postgres_dsn) as side:
         [pid] = await side.commit_backends()
         batch = leader.batch()
-        async with side.frozen(pid):
+        with frozen(pid):
             answer = await leader.commit(batch)
             assert isinstance(answer, Unknown)
             # Another connection serves the next one at once.

@@ -20,6 +20,7 @@ from typing import IO, Any, Final, Self
 
 import pytest
 import pytest_asyncio
+from services import freezing
 from services.ports import free_port
 
 from duecourse.model import bounds
@@ -94,11 +95,13 @@ class EtcdMember:
 
     def freeze(self) -> None:
         """Let it do nothing any more, its connections stay open."""
-        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        freezing.freeze(self._process.pid)
 
     def thaw(self) -> None:
         """Let it go on."""
-        self._signal(signal.SIGCONT)
+        assert self._process is not None
+        freezing.thaw(self._process.pid)
 
     async def ask(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
         """Call a method of the JSON gateway, `kv/put` for instance. Bytes are base64 there; see `text`."""
@@ -121,10 +124,6 @@ class EtcdMember:
     def log_tail(self) -> str:
         """Return the end of its log."""
         return self._log_path.read_text(errors="replace")[-4_000:]
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
 
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
