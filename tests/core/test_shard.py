@@ -240,6 +240,18 @@ def test_the_audit_calls_nothing_missed_that_is_still_being_read() -> None:
     assert shard.out.audit_misses == 1
 
 
+def test_the_audit_calls_nothing_missed_that_has_changed_since_it_was_read() -> None:
+    """It was held then, was returned, and had been beyond its lane's cursor until just now."""
+    shard, token = held(TaskState.LEASED)
+    audited = events.Audited(shard.store.snapshot().held(ShardId(0)))
+    shard.end(token, events.OutcomeKind.RETURNED)
+    shard.pass_time(bounds.MINUTE)
+    shard.shard.near.take(shard.shard.near.tasks[KEY])
+    shard.handle(audited)
+    assert shard.is_ready()
+    assert shard.out.audit_misses == 0
+
+
 def test_the_audit_finds_a_lease_of_a_store_that_has_fallen_back() -> None:
     shard, token = held(TaskState.RUNNING)
     lease = shard.shard.leases.by_task[KEY]

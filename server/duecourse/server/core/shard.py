@@ -77,8 +77,8 @@ class Shard:
         self.cancellations = Cancellations(self.near, self.leases, self.lines)
         self._node = options.node
         self._sequence = itertools.count(first_sequence)
-        self._audited: set[TaskKey] = set()
-        """Tasks that the audit misses, while they are read again."""
+        self._audited: dict[TaskKey, int] = {}
+        """Tasks that the audit misses, by the revisions that it saw, while they are read again."""
         self._refused: deque[tuple[Micros, TaskKey]] = deque()
         """Tasks whose grant the store refused for its data, and when they are read again; busy until then."""
         self._last_tick = now.elapsed
@@ -380,8 +380,10 @@ class Shard:
         self._drop_outdated(key, task, now, out)
         if isinstance(task, Task) and task.progress.state in WAITING:
             self.near.place(task, out.ready, now.earliest)
-            out.audit_misses += key in self._audited and key in self.near.tasks
-        self._audited.discard(key)
+            # One that has changed since may have been in memory when it did.
+            is_as_audited = self._audited.get(key) == task.progress.revision
+            out.audit_misses += is_as_audited and key in self.near.tasks
+        self._audited.pop(key, None)
         if line:
             self.lines.fresh[key] = task
             self._handle_line(line, now, out)
@@ -416,7 +418,7 @@ class Shard:
         """
         for task in event.tasks:
             if not self._is_known(task.key) and (task.progress.state in HELD or self.near.is_complete_up_to(task)):
-                self._audited.add(task.key)
+                self._audited[task.key] = task.progress.revision
                 self.lines.read(task.key, None, out)
         for key in event.corrupt:
             if not self._is_known(key):
