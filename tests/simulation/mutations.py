@@ -190,9 +190,10 @@ MUTATIONS: Final = (
     Mutation(
         "a list of leases forgets what was renewed before it",
         f"{_WORKER}/node_stream.py",
-        "                # This very message is the first that covers it.\n"
-        "                self._held[attempt.token] = number - 1\n",
-        "            self._held[attempt.token] = number - 1\n",
+        "                self.hold(attempt.token)\n        number",
+        "                self.hold(attempt.token)\n"
+        "            if attempt.token in self._held:\n"
+        "                self._held[attempt.token] = self._message_number\n        number",
     ),
     Mutation(
         "what a node confirmed while another led renews a lease",

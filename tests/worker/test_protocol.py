@@ -378,6 +378,30 @@ class TestLateAssignments:
         machine.wait(15 * bounds.SECOND - 1)
         assert machine.stopped == []
 
+    def test_the_list_that_answers_a_new_term_renews_however_soon_it_follows_another(self, machine: Machine) -> None:
+        machine.assign(assignment("t", lease_seconds=15), assignment("u", shard=2, lease_seconds=15))
+        machine.wait(10 * bounds.SECOND)
+        machine.hear(term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=2)]))
+        machine.flush()
+        machine.wait(4 * bounds.MILLISECOND)
+        machine.hear(term_started=pb.TermStarted(request=2, terms=[pb.Term(shard=2, epoch=2)]))
+        machine.flush()
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        machine.wait(15 * bounds.SECOND - 1)
+        assert machine.stopped == []
+
+    @pytest.mark.parametrize("news", ["term", "assignment"])
+    def test_a_term_whose_end_was_told_before_its_beginning_renews_nothing(self, machine: Machine, news: str) -> None:
+        machine.assign(assignment("t", lease_seconds=15))
+        machine.hear(term_ended=pb.TermEnded(terms=[pb.Term(shard=1, epoch=3)]))
+        if news == "term":
+            machine.hear(term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=3)]))
+        else:
+            machine.assign(assignment("late", epoch=3, lease_seconds=60))
+        for _ in range(3):
+            beat(machine)
+        assert machine.stopped == [("t", StopReason.LEASE_LOST)]
+
     def test_renewals_outlive_the_stream_that_brought_them(self) -> None:
         machine = Machine(slots=1, prefetch=1)
         machine.open()
@@ -457,6 +481,17 @@ class TestEpochs:
         machine.assign(assignment("new", epoch=9))
         machine.assign(assignment("old", epoch=8))
         assert machine.started == ["new"]
+
+    def test_of_a_shard_that_is_named_twice_the_higher_epoch_counts(self, machine: Machine) -> None:
+        terms = [pb.Term(shard=1, epoch=5), pb.Term(shard=1, epoch=3)]
+        machine.hear(term_started=pb.TermStarted(request=1, terms=terms))
+        machine.assign(assignment("old", epoch=4))
+        assert machine.ids("returned") == ["old"]
+
+    def test_the_end_of_a_term_teaches_its_epoch(self, machine: Machine) -> None:
+        machine.hear(term_ended=pb.TermEnded(terms=[pb.Term(shard=1, epoch=5)]))
+        machine.assign(assignment("old", epoch=4))
+        assert machine.ids("returned") == ["old"]
 
     def test_epochs_are_remembered_when_streams_end(self, machine: Machine) -> None:
         machine.assign(assignment("new", epoch=9))

@@ -61,7 +61,7 @@ class NodeStream:
         self._hello: wire.Request | None = hello
         self._message_number = 0
         self._sent = SentTimes()
-        self._renewals = SentTimes()
+        self._renewals = SentTimes(grain=0)
         self._held: dict[bytes, int] = {}
         self._told: set[bytes] = set()
         """Leases whose outcomes were sent on this stream and are not answered yet."""
@@ -125,7 +125,7 @@ class NodeStream:
     def renewed_at(self, token: bytes) -> Micros | None:
         """Tell when the message was sent that last renewed a lease on this stream; None if none did.
 
-        Only a message that was sent after the lease came or was listed can have covered it.
+        Only a message that was sent after the lease came or was listed, and its shard's term was told, can have.
         """
         since = self._held.get(token)
         return self._renewed_at if since is not None and since < self._renewed_number else None
@@ -169,12 +169,11 @@ class NodeStream:
         return self._message_number
 
     def _leases_held(self, answers: int, held: Collection[Attempt], now: Micros) -> wire.Request:
-        number = self._next(now)
+        # Before the message has its number: it is the first that covers what it lists.
         for attempt in held:
             if attempt.token not in self._held and attempt.token not in self._told:
                 self.hold(attempt.token)
-                # This very message is the first that covers it.
-                self._held[attempt.token] = number - 1
+        number = self._next(now)
         self._renewals.record(number, now)
         self._progress_told.clear()
         return wire.leases_held(number, answers, self.last_assignments, held)

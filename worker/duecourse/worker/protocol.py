@@ -118,7 +118,7 @@ class Protocol:
             case "term_started":
                 self._term_started(stream, message.term_started)
             case "term_ended":
-                self._term_ended(stream, message.term_ended)
+                self._term_ended(message.term_ended)
             case "leases_wanted":
                 stream.answers.append(message.leases_wanted.request)
             case "cancel_requested":
@@ -234,11 +234,10 @@ class Protocol:
         shards = self._learn(((term.shard, term.epoch) for term in started.terms), stream)
         self.outcomes.term_started(shards, stream)
 
-    def _term_ended(self, stream: NodeStream, ended: pb.TermEnded) -> None:
+    def _term_ended(self, ended: pb.TermEnded) -> None:
         for term in ended.terms:
-            if self._terms.leader(term.shard) is stream:
-                self._keep_renewals(one for one in self.holdings.held.values() if one.shard == term.shard)
-                self._terms.ended(term.shard, term.epoch, stream)
+            self._keep_renewals(one for one in self.holdings.held.values() if one.shard == term.shard)
+            self._terms.ended(term.shard, term.epoch)
 
     def _cancel_requested(self, stream: NodeStream, request: pb.CancelRequested) -> None:
         is_timeout = request.reason == pb.STOP_REASON_TIMED_OUT
@@ -262,13 +261,14 @@ class Protocol:
                     one.forget(token)
 
     def _learn(self, terms: Iterable[tuple[int, int]], stream: NodeStream) -> set[int]:
-        """Take in that a node leads shards, and return those of which no later term is known.
+        """Take in that a node leads shards, and return those of which it still does, as far as is known.
 
         What has renewed their leases so far is kept. From now on only that node does, and what it confirmed before
         tells nothing: another may have led meanwhile.
         """
         known = self._terms
-        epochs = {shard: epoch for shard, epoch in terms if epoch >= known.highest(shard)}
+        # In order, so that of a shard that is named twice the higher epoch counts.
+        epochs = {shard: epoch for shard, epoch in sorted(terms) if not known.is_over(shard, epoch)}
         begun = {
             shard
             for shard, epoch in epochs.items()

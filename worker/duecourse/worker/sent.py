@@ -17,11 +17,12 @@ MAX_ENTRIES: Final = 1_024
 
 
 class SentTimes:
-    """The times at which messages of one stream were sent."""
+    """The times at which messages of one stream were sent; those within a grain of each other share one."""
 
-    __slots__ = ("_numbers", "_times")
+    __slots__ = ("_grain", "_numbers", "_times")
 
-    def __init__(self) -> None:
+    def __init__(self, grain: Micros = GRAIN) -> None:
+        self._grain = grain
         self._numbers: list[int] = []
         self._times: list[Micros] = []
 
@@ -31,7 +32,7 @@ class SentTimes:
     def record(self, number: int, at: Micros) -> None:
         """Remember that message `number` is sent now; numbers and times never decrease."""
         times = self._times
-        if times and at - times[-1] < GRAIN:
+        if times and at - times[-1] < self._grain:
             return
         self._numbers.append(number)
         times.append(at)
