@@ -8,7 +8,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from services.postgres import server_on
+from services.ports import free_port
+from services.postgres import binaries, server_on
 
 from duecourse.server.storage import embedded
 from duecourse.server.storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
@@ -16,10 +17,11 @@ from duecourse.server.storage.embedded import EmbeddedPostgres, EmbeddedPostgres
 _STARTER = """
 import asyncio, os, sys
 from pathlib import Path
-from services.postgres import server_on
+from duecourse.server.storage.embedded import EmbeddedPostgres
 
 async def main():
-    server = server_on(Path(sys.argv[1]), {})
+    folder, port, binaries = sys.argv[1:]
+    server = EmbeddedPostgres(Path(folder), port=int(port), binaries=Path(binaries) if binaries else None)
     await server.start()
     print(server.dsn, flush=True)
     os.kill(os.getpid(), 9)
@@ -79,9 +81,8 @@ async def test_it_is_safe_by_its_settings(tmp_path: Path) -> None:
 
 def start_and_die(folder: Path) -> str:
     """Have another process start a server on a folder and be killed; return where the server is."""
-    arguments = [sys.executable, "-c", _STARTER, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    owner = subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=environment)
+    arguments = [sys.executable, "-c", _STARTER, str(folder), str(free_port()), str(binaries() or "")]
+    owner = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
     assert owner.returncode == -signal.SIGKILL, owner.stderr
     return owner.stdout.strip()
 

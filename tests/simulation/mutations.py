@@ -203,6 +203,12 @@ MUTATIONS: Final = (
         why_not_found="a node that the worker does not reach has to lead in between; tests/worker has one",
     ),
     Mutation(
+        "what has changed since an audit read it counts as missed",
+        f"{_SERVER}/core/shard.py",
+        "            is_as_audited = self._audited.get(key) == task.progress.revision\n",
+        "            is_as_audited = key in self._audited\n",
+    ),
+    Mutation(
         "an outcome is forgotten with its stream",
         f"{_WORKER}/outcomes.py",
         "            if not attempt.sent_on and not attempt.is_queued:\n                self._route(attempt)\n",

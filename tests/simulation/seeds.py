@@ -74,6 +74,14 @@ FOUND: Final = (
         "a record that does not decode is passed over by the audit",
     ),
     Found(
+        Kind.SOLO,
+        1583,
+        "L1",
+        "a task that had changed since an audit read it, and had not been in memory then, was counted as missed",
+        "Count as missed only what has not changed since the audit read it",
+        "what has changed since an audit read it counts as missed",
+    ),
+    Found(
         Kind.CLUSTER,
         116582,
         "S3",

@@ -9,6 +9,7 @@ from simulation.loop import Process
 from duecourse.model.instants import Micros
 from duecourse.server.core.fence import Fence
 from duecourse.server.core.task import Epoch, ShardId
+from duecourse.server.leadership import RAISES_PER_CLAIM
 from duecourse.server.storage import Raised, RaiseRefused, ShardRow
 
 
@@ -53,11 +54,17 @@ class Terms:
             epoch = answer.fence.epoch
             before = self._latest.get(shard)
             highest = self._highest.get(shard)
-            if highest is not None and epoch <= highest and not self._resumes(process, before, epoch):
-                history.fail("S6", f"epoch {epoch} of shard {shard} after {highest}")
+            if highest is not None and epoch <= highest:
+                if self._resumes(process, before, epoch):
+                    history.coverage["term resumed"] += 1
+                else:
+                    history.fail("S6", f"epoch {epoch} of shard {shard} after {highest}")
             self._highest[shard] = max(epoch, highest or epoch)
             self._begun[shard, epoch] = process
             self._latest[shard] = Term(answer.fence, process, history.now)
+            for record in history.records.values():
+                if record.task.shard == shard:
+                    record.listed.clear()
             if shard in history.shards_behind:
                 history.shards_behind.remove(shard)
                 history.behind_until = history.now
@@ -67,15 +74,16 @@ class Terms:
         history.strike("raised", process)
 
     def _resumes(self, process: Process, before: Term | None, epoch: Epoch) -> bool:
-        """Tell whether a node goes on with its own term, which a store that fell back shows as the latest.
+        """Tell whether a node goes on by the claim of its own term, which a store that fell back shows as the latest.
 
-        Cut off from etcd, it cannot know of those that were forgotten. No epoch may come twice for that.
+        Without news from etcd, it cannot know of terms that were forgotten. No epoch may come twice for that.
         """
         if before is None:
             return False
-        shard = before.fence.shard
-        is_its_own = self._begun.get((shard, before.fence.epoch)) is process
-        return is_its_own and epoch > before.fence.epoch and (shard, epoch) not in self._begun
+        shard, latest = before.fence.shard, before.fence.epoch
+        is_its_own = self._begun.get((shard, latest)) is process
+        is_its_claim = epoch > latest and epoch // RAISES_PER_CLAIM == latest // RAISES_PER_CLAIM
+        return is_its_own and is_its_claim and (shard, epoch) not in self._begun
 
     def wrote(self, process: Process, fence: Fence, verb: str) -> None:
         """Check that what the store has applied came under the current fence."""

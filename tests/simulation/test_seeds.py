@@ -4,18 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 import pytest
-from simulation import plan, world
+from simulation import part, plan, world
 from simulation.plan import FaultKind, Kind, Plan
-from simulation.run import run_seeds
+from simulation.run import Tally
 from simulation.seeds import FOUND, Found
 
 from duecourse.model import bounds
@@ -23,11 +21,7 @@ from duecourse.model import bounds
 _TESTS: Final = Path(__file__).parent.parent
 _PARTS: Final = {Kind.CLUSTER: 16, Kind.SOLO: 4}
 _SEEDS_OF_A_PART: Final = 125
-_CPU_SECONDS_OF_A_PART: Final = 60
-"""Half as much again as a part takes on a machine that is no slower than those of docs/reliability.md: a slower one
-runs fewer seeds, so that it does not hold up all other tests."""
-_SECONDS_OF_A_PART: Final = 15 * 60
-_NICENESS: Final = 19
+_PART_SECONDS: Final = 1.5 * part.LONGEST / bounds.SECOND
 _REPLAY_CODE: Final = """
 import sys
 from simulation import test_seeds
@@ -42,24 +36,21 @@ def test_a_seed_that_found_a_fault_finds_it_no_more(found: Found) -> None:
     assert not result.violations, found.fault
 
 
-@pytest.fixture(scope="module")
-def background() -> Iterator[Executor]:
-    """Run what is only work behind other tests: many of those are about time, and shall have the cores first."""
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=os.nice, initargs=(_NICENESS,)) as pool:
-        yield pool
-
-
-@pytest.mark.timeout(_SECONDS_OF_A_PART)
-@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, parts in _PARTS.items() for part in range(parts)])
-def test_no_seed_breaks_a_promise(
-    kind: Kind, part: int, background: Executor, record_property: Callable[[str, object], None]
-) -> None:
-    seeds = range(part * _SEEDS_OF_A_PART, (part + 1) * _SEEDS_OF_A_PART)
-    tally = background.submit(run_seeds, kind, seeds, _CPU_SECONDS_OF_A_PART).result()
+@pytest.mark.timeout(_PART_SECONDS)
+@pytest.mark.parametrize(("kind", "at"), [(kind, at) for kind, parts in _PARTS.items() for at in range(parts)])
+def test_no_seed_breaks_a_promise(kind: Kind, at: int, record_property: Callable[[str, object], None]) -> None:
+    ran = _run("-m", "simulation.part", kind, f"{at * _SEEDS_OF_A_PART}:{(at + 1) * _SEEDS_OF_A_PART}")
+    tally = Tally(**json.loads(ran.stdout))
     assert not tally.failures
     assert tally.counted
     # What all parts together have seen is held against what they should have, in `tests/conftest.py`.
     record_property(f"simulated {kind}", json.dumps({"seeds": tally.seeds, "counted": tally.counted, **tally.coverage}))
+
+
+def test_a_node_goes_on_with_its_own_term_in_a_store_that_fell_back() -> None:
+    result = world.run(plan.draw(42_274))
+    assert not result.violations
+    assert result.coverage["term resumed"]
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +65,8 @@ def various() -> Sequence[Plan]:
 
 
 def test_a_run_is_the_same_in_another_process_whatever_hashes_are_there(various: Sequence[Plan]) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")])}
     names = [name for one in various for name in (one.setup.kind, str(one.seed))]
-    replays = {
-        subprocess.run(
-            [sys.executable, "-c", _REPLAY_CODE, *names],
-            env={**environment, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "4711")
-    }
+    replays = {_run("-c", _REPLAY_CODE, *names, PYTHONHASHSEED=hash_seed).stdout for hash_seed in ("0", "4711")}
     assert len(replays) == 1
     assert len(replays.pop().splitlines()) == len(various)
 
@@ -103,6 +84,18 @@ def replayed(kind: str, seed: int) -> str:
     result = world.run(plan.draw(seed, Kind(kind)), is_verbose=True)
     seen = blake2b("\n".join((*result.trace, *map(repr, result.records))).encode()).hexdigest()
     return f"{kind} {seed}: {result.steps} {result.digest:x} {seen}"
+
+
+def _run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in another process, which finds what tests share."""
+    paths = os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
 
 
 def _first(wanted: str, is_possible: Callable[[Plan], bool]) -> Plan:

@@ -77,9 +77,8 @@ class WireChecks:
 
     def _listed(self, token: bytes) -> None:
         grant = self._history.grants.get(token)
-        # What has ended by now may be an older lease by the time at which the leader takes the list in.
-        if grant is not None and grant.outcome is not None:
-            grant.record.is_read_again = True
+        if grant is not None:
+            grant.record.listed.add(token)
 
     def server_says(self, server: Process, client: Process, method: str, request: Any, message: Any) -> None:
         """Check that nothing leaves a node before it is true in the store."""

@@ -16,7 +16,6 @@ _LOOK_EVERY: Final = 20 * bounds.MILLISECOND
 _READY_LIMIT: Final = 30 * bounds.SECOND
 _STOP_LIMIT: Final = 10 * bounds.SECOND
 _LOG_SHOWN: Final = 2_000
-_TRIES: Final = 3
 
 
 class LocalEtcd:
@@ -47,19 +46,14 @@ class LocalEtcd:
         from duecourse.server.etcd.embedded import EmbeddedEtcdError, Member
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        for attempt in range(_TRIES):
-            self._log.unlink(missing_ok=True)
-            self._member = Member("etcd", self._folder, ports.free_port(), ports.free_port())
-            try:
-                command = self._member.command()
-            except EmbeddedEtcdError as error:
-                raise LaunchError(str(error)) from error
-            self._process = self._nursery.spawn("etcd", command, output=self._log)
-            if await self._serves():
-                return
-            # Somebody else may have taken a port in between.
-            if attempt == _TRIES - 1 or "address already in use" not in self._end_of_log():
-                raise LaunchError(f"etcd {self._process.how_it_ended()}; the end of its log:\n{self._end_of_log()}")
+        self._log.unlink(missing_ok=True)
+        self._member = Member("etcd", self._folder, ports.free_port(), ports.free_port())
+        try:
+            command = self._member.command()
+        except EmbeddedEtcdError as error:
+            raise LaunchError(str(error)) from error
+        self._process = self._nursery.spawn("etcd", command, output=self._log)
+        await self._wait_until_it_serves(self._process)
 
     async def stop(self) -> None:
         """Ask it to end, and wait for that."""
@@ -73,19 +67,17 @@ class LocalEtcd:
             return None
         return f"etcd {self._process.how_it_ended()}, see {self._log}"
 
-    async def _serves(self) -> bool:
-        """Wait until it serves; False if it has ended. Raises LaunchError after the limit."""
+    async def _wait_until_it_serves(self, process: Child) -> None:
+        """Wait until it answers. Raises LaunchError if it has ended, or after the limit."""
         assert self._member is not None
-        assert self._process is not None
         waited = 0
         while not await self._member.is_healthy():
-            if not self._process.is_running:
-                return False
+            if not process.is_running:
+                raise LaunchError(f"etcd {process.how_it_ended()}; the end of its log:\n{self._end_of_log()}")
             if waited >= _READY_LIMIT:
                 raise LaunchError(f"etcd does not serve; the end of its log:\n{self._end_of_log()}")
             await self._clock.sleep(_LOOK_EVERY)
             waited += _LOOK_EVERY
-        return True
 
     def _end_of_log(self) -> str:
         return self._log.read_text(errors="replace")[-_LOG_SHOWN:].strip()

@@ -1,7 +1,6 @@
 """Ports of this machine: free ones, and who serves on them."""
 
 import asyncio
-import itertools
 import random
 import socket
 from typing import Final
@@ -10,18 +9,30 @@ from duecourse.cli.launcher.errors import LaunchError
 
 HOST: Final = "127.0.0.1"
 
-_PORTS: Final = range(10_000, 20_000)
-"""Below those that systems give to outgoing connections: one of those may be taken between our look and the listening,
-or while what listened there is about to start again."""
-_numbers: Final = itertools.cycle(random.SystemRandom().sample(_PORTS, len(_PORTS)))
+
+class Ports:
+    """Ports that are given away one after another, from a random one on.
+
+    They should lie below those that systems give to outgoing connections by default: one of those may be taken between
+    our look and the listening, or while what listened there is about to start again.
+    """
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers = numbers
+        self._next = random.SystemRandom().randrange(len(numbers))
+
+    def free_port(self) -> int:
+        """Return one that nobody listens on now, and that was not returned before for long. Raises LaunchError."""
+        numbers = self._numbers
+        for _ in numbers:
+            port = numbers[self._next]
+            self._next = (self._next + 1) % len(numbers)
+            if is_free(port):
+                return port
+        raise LaunchError(f"no port from {numbers.start} to {numbers.stop - 1} is free: stop what listens there")
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on now, and that was not returned before for long. Raises LaunchError."""
-    for port in itertools.islice(_numbers, len(_PORTS)):
-        if is_free(port):
-            return port
-    raise LaunchError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free: stop what listens there")
+free_port: Final = Ports(range(10_000, 20_000)).free_port
 
 
 def is_free(port: int) -> bool:
