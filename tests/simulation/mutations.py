@@ -203,12 +203,6 @@ MUTATIONS: Final = (
         why_not_found="a node that the worker does not reach has to lead in between; tests/worker has one",
     ),
     Mutation(
-        "the end of a term that is told before its beginning is forgotten",
-        f"{_WORKER}/terms.py",
-        "        return term is not None and (epoch < term.epoch or epoch <= term.over)\n",
-        "        return term is not None and epoch < term.epoch\n",
-    ),
-    Mutation(
         "what has changed since an audit read it counts as missed",
         f"{_SERVER}/core/shard.py",
         "            is_as_audited = self._audited.get(key) == task.progress.revision\n",

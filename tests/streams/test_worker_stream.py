@@ -169,6 +169,25 @@ def test_a_heartbeat_overtakes_assignments_but_a_stop_and_a_loss_do_not(node: No
     assert worker.hear_events() == ["heartbeat", "assignments", "cancel_requested", "lease_lost", "assignments"]
 
 
+def test_the_ends_and_the_beginnings_of_terms_overtake_assignments(node: Node) -> None:
+    worker = node.connect()
+    node.assign(worker, "a")
+    node.hub.terms_started([(ShardId(2), Epoch(2))])
+    node.hub.term_ended(ShardId(1), Epoch(1))
+    assert worker.hear_events() == ["term_ended", "term_started", "assignments"]
+
+
+def test_a_term_that_is_over_is_not_said_to_have_begun_after_that(node: Node) -> None:
+    worker = node.connect()
+    node.hub.terms_started([(ShardId(1), Epoch(2)), (ShardId(2), Epoch(2))])
+    node.hub.terms_started([(ShardId(3), Epoch(2))])
+    node.hub.term_ended(ShardId(2), Epoch(2))
+    ended, first, second = worker.hear()
+    assert [term.shard for term in ended.term_ended.terms] == [2]
+    assert [term.shard for term in first.term_started.terms] == [1]
+    assert [term.shard for term in second.term_started.terms] == [3]
+
+
 def test_what_waits_for_a_worker_that_does_not_read_is_bounded(node: Node) -> None:
     worker = node.connect()
     assignments = [node.grant(worker, f"t{n}", b"x" * bounds.MAX_PAYLOAD_BYTES) for n in range(100)]

@@ -390,17 +390,28 @@ class TestLateAssignments:
         machine.wait(15 * bounds.SECOND - 1)
         assert machine.stopped == []
 
-    @pytest.mark.parametrize("news", ["term", "assignment"])
-    def test_a_term_whose_end_was_told_before_its_beginning_renews_nothing(self, machine: Machine, news: str) -> None:
+    def test_an_assignment_of_a_term_that_is_over_makes_nobody_its_leader(self, machine: Machine) -> None:
         machine.assign(assignment("t", lease_seconds=15))
         machine.hear(term_ended=pb.TermEnded(terms=[pb.Term(shard=1, epoch=3)]))
-        if news == "term":
-            machine.hear(term_started=pb.TermStarted(request=1, terms=[pb.Term(shard=1, epoch=3)]))
-        else:
-            machine.assign(assignment("late", epoch=3, lease_seconds=60))
+        machine.assign(assignment("late", epoch=3, lease_seconds=60))
         for _ in range(3):
             beat(machine)
         assert machine.stopped == [("t", StopReason.LEASE_LOST)]
+
+    def test_a_lease_that_was_long_under_way_is_listed_at_once(self, machine: Machine) -> None:
+        machine.wait(5 * bounds.SECOND)
+        machine.flush()
+        named = len(machine.said["a"])
+        machine.wait(4 * bounds.SECOND)
+        machine.assign(assignment("in time", lease_seconds=15), last_read=named)
+        assert not machine.told("leases_held")
+        machine.wait(2 * bounds.SECOND)
+        machine.assign(assignment("late", lease_seconds=15), last_read=named)
+        (held,) = machine.told("leases_held")
+        assert (held.answers, {lease.task_id for lease in held.leases}) == (0, {"in time", "late"})
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        machine.wait(15 * bounds.SECOND - 1)
+        assert machine.stopped == []
 
     def test_renewals_outlive_the_stream_that_brought_them(self) -> None:
         machine = Machine(slots=1, prefetch=1)
@@ -550,6 +561,30 @@ class TestLeasesHeld:
         machine.open()
         events = [one.WhichOneof("event") for one in machine.said["a"]]
         assert events == ["hello", "leases_held", "succeeded", "credit"]
+
+
+class TestDigest:
+    def test_what_another_node_leads_is_listed_and_not_counted(self, machine: Machine) -> None:
+        machine.assign(assignment("own"), assignment("other", shard=2))
+        machine.open("b", terms=[pb.Term(shard=2, epoch=2)])
+        machine.hear(leases_wanted=pb.LeasesWanted(request=1))
+        (held,) = machine.told("leases_held")
+        assert {lease.task_id for lease in held.leases} == {"own", "other"}
+        machine.end("other")
+        machine.flush()
+        machine.record(token_of("other"), address="b")
+        machine.wait(5 * bounds.SECOND)
+        last = machine.told("heartbeat")[-1]
+        assert (last.lease_count, last.lease_digest) == (1, digest_of(token_of("own")))
+
+    def test_what_has_moved_to_another_node_is_counted_until_the_next_list(self, machine: Machine) -> None:
+        machine.assign(assignment("moved"))
+        machine.hear(term_ended=pb.TermEnded(terms=[pb.Term(shard=1, epoch=1)]))
+        machine.wait(5 * bounds.SECOND)
+        assert machine.told("heartbeat")[-1].lease_count == 1
+        machine.hear(leases_wanted=pb.LeasesWanted(request=1))
+        machine.wait(5 * bounds.SECOND)
+        assert machine.told("heartbeat")[-1].lease_count == 0
 
 
 class TestOutcomes:

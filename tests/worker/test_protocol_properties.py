@@ -31,6 +31,7 @@ class Node:
     held: set[bytes] = field(default_factory=set)
     sent_at: list[int] = field(default_factory=list)
     assigned_at: dict[bytes, int] = field(default_factory=dict)
+    terms: dict[int, int] = field(default_factory=dict)
 
     def digest(self) -> tuple[int, int]:
         digest = 0
@@ -93,6 +94,7 @@ class WorkerAndNodes(RuleBasedStateMachine):
         self.count = 0
         self.is_draining = False
         self.refused: set[str] = set()
+        self.shard_of: dict[bytes, int] = {}
         self.latest_end: dict[bytes, int] = {}
         self.owed: set[bytes] = set()
         self.lost: set[bytes] = set()
@@ -111,7 +113,7 @@ class WorkerAndNodes(RuleBasedStateMachine):
         terms = [
             pb.Term(shard=shard, epoch=self.epochs[shard]) for shard in leads if self.leaders.get(shard) == address
         ]
-        self.nodes[address] = Node()
+        self.nodes[address] = Node(terms={term.shard: term.epoch for term in terms})
         stream = self.machine.open(address, welcome=False)
         self.machine.hear(address, welcome=pb.Welcome(protocol_version=1, node_id=address[0], terms=terms))
         assert stream.is_serving
@@ -149,7 +151,11 @@ class WorkerAndNodes(RuleBasedStateMachine):
             case "leases_held":
                 listed = {lease.lease_token for lease in message.leases_held.leases}
                 assert listed == {*self.machine.protocol.holdings.held, *self.machine.protocol.outcomes.unrecorded}
-                node.held |= {token for token in listed if not self.was_told(address, token)}
+                node.held = {
+                    token
+                    for token in listed
+                    if self.shard_of[token] in node.terms and not self.was_told(address, token)
+                }
             case "heartbeat":
                 assert (message.heartbeat.lease_count, message.heartbeat.lease_digest) == node.digest()
             case "succeeded":
@@ -190,6 +196,7 @@ class WorkerAndNodes(RuleBasedStateMachine):
             batch.append(assignment(task_id, task_type, shard=shard, epoch=epoch, lease_seconds=LEASE))
             token = token_of(task_id)
             self.latest_end[token] = node.sent_at[last_read - 1] + LEASE * bounds.SECOND
+            self.shard_of[token] = shard
             node.assigned_at[token] = len(node.sent_at)
             node.credit -= 1
             if epoch < known:
@@ -218,6 +225,7 @@ class WorkerAndNodes(RuleBasedStateMachine):
         self.epochs[shard] += 1
         self.leaders[shard] = address
         term = pb.Term(shard=shard, epoch=self.epochs[shard])
+        self.nodes[address].terms[shard] = self.epochs[shard]
         self.machine.hear(address, term_started=pb.TermStarted(request=self.epochs[shard], terms=[term]))
 
     @precondition(lambda self: self.leaders)
@@ -231,6 +239,7 @@ class WorkerAndNodes(RuleBasedStateMachine):
         self.machine.hear(address, term_ended=pb.TermEnded(terms=[term]))
         if not is_late:
             del self.leaders[shard]
+            self.nodes[address].terms.pop(shard, None)
             assert self.machine.protocol._terms.leader(shard) is not self.machine.streams[address]
 
     @precondition(lambda self: self.nodes)

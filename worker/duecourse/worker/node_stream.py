@@ -5,8 +5,8 @@
     OPENING ── Welcome ──▶ SERVING ── any end of the stream ──▶ CLOSED
 
 `outgoing` makes as few messages as possible of all that waits, in an order on which the digest of heartbeats relies:
-LeasesHeld, outcomes, Started, Credit, Goodbye, heartbeat. The digest covers the leases that came or were listed on this
-stream and whose outcome was not sent on it.
+LeasesHeld, outcomes, Started, Credit, Goodbye, heartbeat. The digest covers what the last LeasesHeld had listed of
+shards that the node leads, by its own word, and what has come since, without those whose outcome was sent on it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -55,6 +55,8 @@ class NodeStream:
         self.starts: dict[bytes, Attempt] = {}
         """Those whose start is to be told, by token: asked for at every tick until the writer takes it."""
         self.answers: list[int] = []
+        self._terms: dict[int, int] = {}
+        """By shard: the epochs in which the node leads, as it has said on this stream."""
         self.is_goodbye_due = False
         self.beat_at = now
         self.is_beat_due = False
@@ -100,6 +102,15 @@ class NodeStream:
         """Take a lease out of the digest, if it is in."""
         if self._held.pop(token, None) is not None:
             self._digest ^= int.from_bytes(token[:8], "big")
+
+    def leads(self, terms: Iterable[tuple[int, int]]) -> None:
+        """Take in which shards the node leads, in which epochs."""
+        self._terms.update(terms)
+
+    def leads_no_more(self, shard: int, epoch: int) -> None:
+        """Take in that a term of the node is over."""
+        if self._terms.get(shard, epoch + 1) <= epoch:
+            del self._terms[shard]
 
     def begin_again(self, token: bytes) -> None:
         """Let only messages that are sent from now on renew a lease."""
@@ -169,10 +180,13 @@ class NodeStream:
         return self._message_number
 
     def _leases_held(self, answers: int, held: Collection[Attempt], now: Micros) -> wire.Request:
+        # What others lead ends by way of them: it is not counted here.
+        counted = {attempt.token for attempt in held if attempt.shard in self._terms} - self._told
+        for token in self._held.keys() - counted:
+            self.release(token)
         # Before the message has its number: it is the first that covers what it lists.
-        for attempt in held:
-            if attempt.token not in self._held and attempt.token not in self._told:
-                self.hold(attempt.token)
+        for token in counted - self._held.keys():
+            self.hold(token)
         number = self._next(now)
         self._renewals.record(number, now)
         self._progress_told.clear()

@@ -118,7 +118,7 @@ class Protocol:
             case "term_started":
                 self._term_started(stream, message.term_started)
             case "term_ended":
-                self._term_ended(message.term_ended)
+                self._term_ended(stream, message.term_ended)
             case "leases_wanted":
                 stream.answers.append(message.leases_wanted.request)
             case "cancel_requested":
@@ -190,7 +190,7 @@ class Protocol:
         stream.beat_at = now
         stream.account.is_open = not self.is_draining
         stream.is_goodbye_due = self.is_draining
-        shards = self._learn(((term.shard, term.epoch) for term in welcome.terms), stream)
+        shards = self._told_to_lead(welcome.terms, stream)
         self._lost(stream, welcome.lost_lease_tokens)
         if self.holdings.held or self.outcomes.unrecorded:
             stream.answers.append(0)
@@ -209,9 +209,9 @@ class Protocol:
             items = [pb.Assignment.FromString(item.SerializeToString()) for item in items]
         for item in items:
             self.assigned_count += 1
-            self._admit(_attempt(item, stream.address, counts_from, self.assigned_count, now), stream)
+            self._admit(_attempt(item, stream.address, counts_from, self.assigned_count, now), stream, now)
 
-    def _admit(self, attempt: Attempt, stream: NodeStream) -> None:
+    def _admit(self, attempt: Attempt, stream: NodeStream, now: Micros) -> None:
         """Let an attempt wait for its start, or end it Returned."""
         has_credit = stream.account.use(attempt.task_type)
         token = attempt.token
@@ -228,14 +228,18 @@ class Protocol:
         else:
             stream.hold(token)
             self.holdings.admit(attempt)
+            if not stream.answers and _is_short(attempt, stream.interval, now):
+                # A list is confirmed sooner than a heartbeat.
+                stream.answers.append(0)
 
     def _term_started(self, stream: NodeStream, started: pb.TermStarted) -> None:
         stream.answers.append(started.request)
-        shards = self._learn(((term.shard, term.epoch) for term in started.terms), stream)
+        shards = self._told_to_lead(started.terms, stream)
         self.outcomes.term_started(shards, stream)
 
-    def _term_ended(self, ended: pb.TermEnded) -> None:
+    def _term_ended(self, stream: NodeStream, ended: pb.TermEnded) -> None:
         for term in ended.terms:
+            stream.leads_no_more(term.shard, term.epoch)
             self._keep_renewals(one for one in self.holdings.held.values() if one.shard == term.shard)
             self._terms.ended(term.shard, term.epoch)
 
@@ -260,15 +264,20 @@ class Protocol:
                 for one in self._streams.values():
                     one.forget(token)
 
+    def _told_to_lead(self, told: Iterable[pb.Term], stream: NodeStream) -> set[int]:
+        terms = [(term.shard, term.epoch) for term in told]
+        stream.leads(terms)
+        return self._learn(terms, stream)
+
     def _learn(self, terms: Iterable[tuple[int, int]], stream: NodeStream) -> set[int]:
-        """Take in that a node leads shards, and return those of which it still does, as far as is known.
+        """Take in that a node leads shards, and return those of which no later term is known.
 
         What has renewed their leases so far is kept. From now on only that node does, and what it confirmed before
         tells nothing: another may have led meanwhile.
         """
         known = self._terms
         # In order, so that of a shard that is named twice the higher epoch counts.
-        epochs = {shard: epoch for shard, epoch in sorted(terms) if not known.is_over(shard, epoch)}
+        epochs = {shard: epoch for shard, epoch in sorted(terms) if epoch >= known.highest(shard)}
         begun = {
             shard
             for shard, epoch in epochs.items()
@@ -336,6 +345,12 @@ class Protocol:
                 library=about.library,
             )
         )
+
+
+def _is_short(attempt: Attempt, interval: Micros, now: Micros) -> bool:
+    """Tell whether a lease was so long under way that it may end before it is known to be renewed by a heartbeat."""
+    renewed_within = 2 * interval + bounds.SECOND
+    return attempt.counts_from + attempt.lease - now < min(renewed_within, 2 * attempt.lease // 3)
 
 
 def _attempt(item: pb.Assignment, address: str, counts_from: Micros, order: int, now: Micros) -> Attempt:

@@ -12,8 +12,6 @@ class _Term:
     epoch: int
     stream: NodeStream | None
     """To the leader, while it is connected."""
-    over: int = 0
-    """The highest epoch that was said to be over; that may be heard before its beginning."""
 
 
 class Terms:
@@ -23,21 +21,15 @@ class Terms:
         self._terms: dict[int, _Term] = {}
 
     def learn(self, shard: int, epoch: int, stream: NodeStream) -> None:
-        """Remember that the node of `stream` leads a shard, in a term that is not over; no higher epoch is known."""
+        """Remember that the node of `stream` leads a shard; no higher epoch is known."""
         term = self._terms.setdefault(shard, _Term(epoch, stream))
         term.epoch, term.stream = epoch, stream
 
     def ended(self, shard: int, epoch: int) -> None:
         """Note that a term of a shard is over, as are those before it."""
         term = self._terms.setdefault(shard, _Term(epoch, None))
-        term.over = max(term.over, epoch)
         if term.epoch <= epoch:
             term.epoch, term.stream = epoch, None
-
-    def is_over(self, shard: int, epoch: int) -> bool:
-        """Tell whether a term of a shard is over, or a later one is known."""
-        term = self._terms.get(shard)
-        return term is not None and (epoch < term.epoch or epoch <= term.over)
 
     def highest(self, shard: int) -> int:
         """Return the highest epoch known of a shard, 0 for none."""

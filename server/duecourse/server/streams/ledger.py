@@ -1,8 +1,9 @@
 """Which leases a worker should hold on one stream, by what the node sent it and heard of it.
 
-In it are the tokens that were assigned on the stream or listed on it, and for which no outcome was received on it: what
-the worker's heartbeats count too. A change costs one look-up; the digest is made when a heartbeat asks for it, which is
-rare beside changes. Assignments that the worker had not received when it spoke are left out by their number.
+In it are the tokens that were listed last of shards that the node leads, or assigned on the stream since, and for which
+no outcome was received on it: what the worker's heartbeats count too. A change costs one look-up; the digest is made
+when a heartbeat asks for it, which is rare beside changes. Assignments that the worker had not received when it spoke
+are left out by their number.
 """
 
 from collections.abc import Collection, Iterable
@@ -39,12 +40,12 @@ class Ledger:
             if token not in self._concluded:
                 self._held.setdefault(token, None)
 
-    def reset(self, tokens: Collection[bytes], last_assignments: int) -> None:
-        """Start again from all that the worker held once it had received so many Assignments."""
+    def reset(self, tokens: Collection[bytes], led: Collection[bytes], last_assignments: int) -> None:
+        """Start again from all that the worker held once it had received so many Assignments, `led` is led here."""
         before = self._held
         self._held = {token: entry for token, entry in before.items() if entry and entry[0] > last_assignments}
         self._concluded.intersection_update(tokens)
-        for token in tokens:
+        for token in led:
             if token not in self._concluded:
                 self._held[token] = before.get(token)
 

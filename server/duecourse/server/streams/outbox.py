@@ -1,7 +1,9 @@
 """What waits to be sent on one stream, in as few messages as possible and in bounded memory.
 
 Whatever concerns a lease follows the Assignments that carry it, in the order in which the loop decided; heartbeats,
-what became of outcomes, which nodes there are and what waits here may overtake, and the end of a term overtakes these.
+what became of outcomes, which nodes there are and what waits here may overtake, and the ends and beginnings of terms
+overtake these: until a worker has answered what a new leader asks, nothing renews its leases. Its answer says by number
+which Assignments it had not received.
 Assignments join the message that waits last until it is full, so that a burst leaves in few messages and a slow
 connection still lets a heartbeat through between two of them.
 """
@@ -51,6 +53,7 @@ class Outbox:
         self._welcome: wire.Response | None = None
         self._nodes: wire.Response | None = None
         self._ended: dict[ShardId, Epoch] = {}
+        self._requests: deque[wire.Response] = deque()
         self._beat: int | None = None
         self._demand: int | None = None
         self._recorded: list[bytes] = []
@@ -72,7 +75,8 @@ class Outbox:
     @property
     def is_overrun(self) -> bool:
         """Whether the worker made more to answer than it reads."""
-        return len(self._recorded) + len(self._others) + len(self._queue) > MAX_RECORDS
+        answers = len(self._recorded) + len(self._others)
+        return answers + len(self._requests) + len(self._queue) > MAX_RECORDS
 
     def welcome(self, message: wire.Response) -> None:
         """Say Welcome, before all else."""
@@ -82,6 +86,10 @@ class Outbox:
         """Send a message after all that waits."""
         self._queue.append(message)
         self._open = None
+
+    def ask(self, message: wire.Response) -> None:
+        """Ask for a list of leases, for new terms or without, before all that waits."""
+        self._requests.append(message)
 
     def stop(self, tokens: Iterable[bytes], reason: StopReason) -> None:
         """Ask to stop attempts."""
@@ -96,8 +104,14 @@ class Outbox:
         self._nodes = message
 
     def end_term(self, shard: ShardId, epoch: Epoch) -> None:
-        """Say that a term is over."""
+        """Say that a term is over, and no more that it has begun."""
         self._ended[shard] = epoch
+        for message in self._requests:
+            terms = message.term_started.terms
+            kept = [term for term in terms if (term.shard, term.epoch) != (shard, epoch)]
+            if len(kept) < len(terms):
+                del terms[:]
+                terms.extend(kept)
 
     def demand(self, waiting: int) -> None:
         """Say how many tasks wait here; of several numbers that wait only the last is sent."""
@@ -154,6 +168,8 @@ class Outbox:
         if self._ended:
             ended, self._ended = self._ended, {}
             return wire.term_ended(ended.items())
+        if self._requests:
+            return self._requests.popleft()
         if self._beat is not None:
             beat, self._beat = self._beat, None
             return wire.heartbeat(beat)

@@ -180,7 +180,7 @@ class WorkerStream:
         """Tell the worker of terms that have begun, and ask what it holds."""
         if self._holder is None:
             return
-        self._outbox.say(wire.term_started(self._inquiry.announce(terms), terms))
+        self._outbox.ask(wire.term_started(self._inquiry.announce(terms), terms))
         self._notify()
 
     def end_term(self, shard: ShardId, epoch: Epoch) -> None:
@@ -354,17 +354,22 @@ class WorkerStream:
         received = self._received(held.last_assignments)
         by_shard: dict[ShardId, dict[bytes, tuple[TaskKey | None, bool]]] = {}
         port = self._port
-        tokens = set()
+        tokens, led = set(), set()
+        terms = port.terms()
+        shards = {shard for shard, _ in terms}
         for lease in held.leases:
             token = reading.token(lease.lease_token)
             key = TaskKey(holder.namespace, reading.task_id(lease.task_id))
+            shard = port.shard_of(*key)
             tokens.add(token)
-            by_shard.setdefault(port.shard_of(*key), {})[token] = (key, lease.started)
+            if shard in shards:
+                led.add(token)
+            by_shard.setdefault(shard, {})[token] = (key, lease.started)
         self._inquiry.answered(held.answers)
-        self._ledger.reset(tokens, received)
+        self._ledger.reset(tokens, led, received)
         self._listed_at = self.last_read
         self._renew(now)
-        for shard, epoch in port.terms():
+        for shard, epoch in terms:
             is_complete = self._inquiry.proves_absence(shard, epoch, held.answers)
             leases = by_shard.get(shard)
             if is_complete or leases:
@@ -425,7 +430,7 @@ class WorkerStream:
     def _want_leases(self) -> None:
         request = self._inquiry.ask()
         if request is not None:
-            self._outbox.say(wire.leases_wanted(request))
+            self._outbox.ask(wire.leases_wanted(request))
             self._notify()
 
     def _is_stuck(self, now: Micros, limit: Micros) -> bool:
