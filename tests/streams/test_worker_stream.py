@@ -501,6 +501,27 @@ def test_a_heartbeat_names_no_message_that_renewed_nothing(node: Node) -> None:
     assert [m.heartbeat.last_read for m in worker.hear() if m.HasField("heartbeat")] == [5]
 
 
+def test_a_renewal_is_told_as_soon_as_the_terms_stood_after_it(node: Node) -> None:
+    worker = node.connect()
+    node.pass_time(HEARTBEAT // 2)
+    worker.beat([], 0)
+    assert worker.hear_events() == []
+    node.hub.check_began()
+    worker.beat([], 0)
+    node.hub.check_succeeded()
+    assert [m.heartbeat.last_read for m in worker.hear()] == [2]
+    node.pass_time(HEARTBEAT // 2)
+    assert worker.hear_events() == [], "it has been told lately"
+    node.hub.check_began()
+    node.hub.check_succeeded()
+    assert [m.heartbeat.last_read for m in worker.hear()] == [3]
+    node.hub.check_began()
+    node.hub.check_succeeded()
+    assert worker.hear_events() == [], "there is nothing new"
+    node.pass_time(HEARTBEAT + HEARTBEAT // 2)
+    assert [m.heartbeat.last_read for m in worker.hear()] == [3]
+
+
 def test_a_heartbeat_names_what_was_read_before_the_check_began_and_only_if_it_succeeded(node: Node) -> None:
     worker = node.connect()
     worker.beat([], 0)

@@ -405,7 +405,7 @@ class TestLateAssignments:
         machine.wait(4 * bounds.SECOND)
         machine.assign(assignment("in time", lease_seconds=15), last_read=named)
         assert not machine.told("leases_held")
-        machine.wait(2 * bounds.SECOND)
+        machine.wait(5 * bounds.SECOND)
         machine.assign(assignment("late", lease_seconds=15), last_read=named)
         (held,) = machine.told("leases_held")
         assert (held.answers, {lease.task_id for lease in held.leases}) == (0, {"in time", "late"})

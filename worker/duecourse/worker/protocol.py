@@ -349,7 +349,7 @@ class Protocol:
 
 def _is_short(attempt: Attempt, interval: Micros, now: Micros) -> bool:
     """Tell whether a lease was so long under way that it may end before it is known to be renewed by a heartbeat."""
-    renewed_within = 2 * interval + bounds.SECOND
+    renewed_within = interval + 2 * bounds.SECOND
     return attempt.counts_from + attempt.lease - now < min(renewed_within, 2 * attempt.lease // 3)
 
 

@@ -90,8 +90,10 @@ class WorkerStream:
         self._ledger = Ledger()
         self._outbox = Outbox()
         self._inquiry = Inquiry()
-        self._listed_at = 0
-        """The number of the last LeasesHeld, as long as it was not confirmed."""
+        self._renewals: tuple[int, int] | None = None
+        """The numbers of the first and the last heartbeat or LeasesHeld that were not confirmed yet."""
+        self._has_beaten = False
+        """Whether a heartbeat was sent since the last tick."""
         self._credit_out = 0
         self._no_room_for: list[Lane] = []
         """The lanes of assignments whose credit comes back once there is room: they would only be turned away again."""
@@ -214,10 +216,13 @@ class WorkerStream:
     def check_succeeded(self) -> None:
         """Take in that the terms stood after what had been read then."""
         self._inquiry.check_succeeded()
-        if self._listed_at and self._inquiry.confirmed >= self._listed_at:
-            # The worker may come from another leader, or a broken stream, and have waited for its renewal.
-            self._listed_at = 0
-            self._outbox.beat(self._inquiry.confirmed)
+        confirmed = self._inquiry.confirmed
+        if self._renewals is not None and confirmed >= self._renewals[0]:
+            # Not when the next heartbeat is due: until then the worker does not know that its leases were renewed.
+            last = self._renewals[1]
+            self._renewals = (last, last) if last > confirmed else None
+            self._has_beaten = True
+            self._outbox.beat(confirmed)
             self._notify()
 
     def tick(self, now: Micros) -> None:
@@ -227,6 +232,9 @@ class WorkerStream:
             self.end(StreamEnded("the worker was silent for too long"))
         elif self._is_stuck(now, limit) or self._outbox.is_overrun:
             self.end(StreamEnded("the worker does not read"))
+        elif self._has_beaten:
+            self._has_beaten = False
+            self._beat_at = now
         elif self._holder is not None and now - self._beat_at >= self._around.heartbeat:
             self._beat_at = now
             self._outbox.beat(self._inquiry.confirmed)
@@ -367,7 +375,6 @@ class WorkerStream:
             by_shard.setdefault(shard, {})[token] = (key, lease.started)
         self._inquiry.answered(held.answers)
         self._ledger.reset(tokens, led, received)
-        self._listed_at = self.last_read
         self._renew(now)
         for shard, epoch in terms:
             is_complete = self._inquiry.proves_absence(shard, epoch, held.answers)
@@ -423,6 +430,8 @@ class WorkerStream:
     def _renew(self, now: Micros) -> None:
         self._the_holder().renewed_at = now
         self._inquiry.agreed()
+        first = self.last_read if self._renewals is None else self._renewals[0]
+        self._renewals = first, self.last_read
         if self._ledger.undecided > bounds.MAX_CREDIT:
             # Outcomes whose shards moved on stay here; a list tells which of them the worker has forgotten.
             self._want_leases()
