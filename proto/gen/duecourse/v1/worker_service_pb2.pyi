@@ -615,7 +615,9 @@ class WorkerHeartbeat(_message.Message):
     last_assignments: _builtins.int
     """The number of the last Assignments received."""
     lease_count: _builtins.int
-    """How many leases it holds that it got on, or listed on, this stream, and has sent no outcome for on it."""
+    """How many leases it holds that the last LeasesHeld on this stream listed of shards that the node leads, or that came
+    on it since, without those whose outcome was sent on it.
+    """
     lease_digest: _builtins.int
     """The exclusive or of the first eight bytes of their tokens, big-endian."""
     @_builtins.property
@@ -650,7 +652,9 @@ class LeasesHeld(_message.Message):
     LAST_ASSIGNMENTS_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     answers: _builtins.int
-    """What it answers: `request` of LeasesWanted or TermStarted, or 0 when it follows Welcome by itself."""
+    """What it answers: `request` of LeasesWanted or TermStarted, or 0 when it comes by itself: after Welcome, and for
+    assignments that were long under way.
+    """
     last_assignments: _builtins.int
     """The number of the last Assignments received on this stream."""
     @_builtins.property
