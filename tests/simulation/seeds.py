@@ -2,7 +2,8 @@
 
 A seed stands for its plan as `plan.draw` draws it, and for what comes of that: whoever changes either has it find
 something else, or nothing. So each names the mutation that puts its fault back, and `planted` demands that one of a
-mutation's seeds still finds it; where none does, it looks for one to be recorded in their place.
+mutation's seeds still finds it; where none does, it looks for one to be recorded in their place. What is so rare that
+there is none among thousands says so in `why_not_found`.
 """
 
 from dataclasses import dataclass
