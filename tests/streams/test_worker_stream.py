@@ -574,6 +574,14 @@ def test_what_is_listed_for_a_term_that_was_not_announced_is_presence_all_the_sa
     assert getattr(hold, "is_complete", None) is False
 
 
+def test_a_lease_that_was_adopted_although_a_later_list_lacks_it_is_asked_for(node: Node) -> None:
+    worker = node.connect()
+    worker.list_leases(0, 0)
+    node.hub.adopted([(node.port.subscribed[0], a_token("gone"))])
+    worker.beat([], 0)
+    assert worker.hear_events() == ["leases_wanted"]
+
+
 def test_a_lease_that_was_lost_is_no_longer_expected(node: Node) -> None:
     worker = node.connect()
     a, b = node.assign(worker, "a", "b")

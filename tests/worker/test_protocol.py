@@ -407,11 +407,17 @@ class TestLateAssignments:
         assert not machine.told("leases_held")
         machine.wait(5 * bounds.SECOND)
         machine.assign(assignment("late", lease_seconds=15), last_read=named)
+        machine.wait(0)
         (held,) = machine.told("leases_held")
         assert (held.answers, {lease.task_id for lease in held.leases}) == (0, {"in time", "late"})
         machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
-        machine.wait(15 * bounds.SECOND - 1)
-        assert machine.stopped == []
+        machine.assign(assignment("later", lease_seconds=15), last_read=named)
+        machine.wait(bounds.SECOND - 1)
+        assert len(machine.told("leases_held")) == 1, "not at every message"
+        machine.wait(1)
+        assert len(machine.told("leases_held")) == 2
+        machine.wait(14 * bounds.SECOND - 1)
+        assert machine.stopped == [("later", StopReason.LEASE_LOST)]
 
     def test_renewals_outlive_the_stream_that_brought_them(self) -> None:
         machine = Machine(slots=1, prefetch=1)

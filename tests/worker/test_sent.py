@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duecourse.worker.sent import GRAIN, MAX_ENTRIES, SentTimes
+from duecourse.worker.sent import GRAIN, MAX_ENTRIES, RECENT, SentTimes
 
 
 @given(st.lists(st.integers(0, 3 * GRAIN), min_size=1, max_size=200), st.integers(1, 200))
@@ -26,7 +26,7 @@ def test_memory_is_bounded_and_what_is_recent_stays_exact() -> None:
     for number in range(1, 5_001):
         sent.record(number, number * GRAIN)
         assert len(sent) <= MAX_ENTRIES
-        for recent in range(max(1, number - MAX_ENTRIES // 2 + 1), number + 1, 50):
+        for recent in range(max(1, number - RECENT + 1), number + 1):
             assert sent.floor(recent) == (recent, recent * GRAIN)
     assert sent.floor(1) == (1, GRAIN)
 

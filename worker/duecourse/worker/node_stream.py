@@ -55,6 +55,9 @@ class NodeStream:
         self.starts: dict[bytes, Attempt] = {}
         """Those whose start is to be told, by token: asked for at every tick until the writer takes it."""
         self.answers: list[int] = []
+        self.is_list_due = False
+        """Whether a list is to be sent though nobody asks."""
+        self.listed_at = now
         self._terms: dict[int, int] = {}
         """By shard: the epochs in which the node leads, as it has said on this stream."""
         self.is_goodbye_due = False
@@ -187,6 +190,8 @@ class NodeStream:
         # Before the message has its number: it is the first that covers what it lists.
         for token in counted - self._held.keys():
             self.hold(token)
+        self.is_list_due = False
+        self.listed_at = now
         number = self._next(now)
         self._renewals.record(number, now)
         self._progress_told.clear()

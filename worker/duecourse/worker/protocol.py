@@ -36,6 +36,8 @@ PROTOCOL_VERSION: Final = 1
 # A batch that weighs more is cut up, so that one long attempt does not keep the payloads of all the others.
 SHARED_BATCH_BYTES: Final = 256 * 1024
 REBALANCE_INTERVAL: Final = bounds.SECOND
+_BETWEEN_LISTS: Final = bounds.SECOND
+"""At least so long between lists that nobody asks for: about as long as it takes to confirm one."""
 _NEVER_SENT: Final = -(1 << 62)
 
 
@@ -154,6 +156,8 @@ class Protocol:
         for stream in self._streams.values():
             if stream.is_serving and now - stream.beat_at >= stream.interval:
                 stream.is_beat_due = True
+            if stream.is_list_due and not stream.answers and now - stream.listed_at >= _BETWEEN_LISTS:
+                stream.answers.append(0)
         self.outcomes.tick(now)
         credit.forget_demand(self._accounts(), now)
         if now - self._rebalanced_at >= REBALANCE_INTERVAL:
@@ -228,9 +232,8 @@ class Protocol:
         else:
             stream.hold(token)
             self.holdings.admit(attempt)
-            if not stream.answers and _is_short(attempt, stream.interval, now):
-                # A list is confirmed sooner than a heartbeat.
-                stream.answers.append(0)
+            # A list is confirmed sooner than the next heartbeat.
+            stream.is_list_due = stream.is_list_due or _is_short(attempt, stream.interval, now)
 
     def _term_started(self, stream: NodeStream, started: pb.TermStarted) -> None:
         stream.answers.append(started.request)

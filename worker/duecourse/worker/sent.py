@@ -3,7 +3,7 @@
 A lease's time counts from when the worker sent the message that the node names. `SentTimes` keeps a sparse ascending
 list of (number, time) and answers with the last entry that is not after the number asked for, so that leaving entries
 out can only make a lease seem to end earlier. Messages of one `GRAIN` share an entry, and a full list loses every
-second one of its older half: old entries get sparse, and none is lost that may yet be named by a node in time.
+second one but for the latest: old entries get sparse, and of heartbeats none is lost that a node may yet confirm.
 """
 
 from bisect import bisect_right
@@ -14,6 +14,7 @@ from duecourse.model.instants import Micros
 
 GRAIN: Final = 10 * bounds.MILLISECOND
 MAX_ENTRIES: Final = 1_024
+RECENT: Final = 16
 
 
 class SentTimes:
@@ -37,8 +38,8 @@ class SentTimes:
         self._numbers.append(number)
         times.append(at)
         if len(times) > MAX_ENTRIES:
-            del self._numbers[1 : MAX_ENTRIES // 2 : 2]
-            del times[1 : MAX_ENTRIES // 2 : 2]
+            del self._numbers[1:-RECENT:2]
+            del times[1:-RECENT:2]
 
     def floor(self, number: int) -> tuple[int, Micros] | None:
         """Return the last entry at or before `number`; None if there is none."""

@@ -97,6 +97,8 @@ class Effects:
     stops: list[tuple[Holder, bytes, StopReason]] = field(default_factory=list)
     lost: list[tuple[Holder, bytes]] = field(default_factory=list)
     """Leases that are no longer their holder's."""
+    adopted: list[tuple[Holder, bytes]] = field(default_factory=list)
+    """Leases that a holder has listed; it may have ended and forgotten them since."""
     ready: list[Task] = field(default_factory=list)
     """Tasks that are due and wait for a worker, for the matcher."""
     unmatched: list[tuple[Lane, Holder]] = field(default_factory=list)

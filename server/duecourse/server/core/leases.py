@@ -135,6 +135,7 @@ class Leases:
         if lease.holder is not event.holder:
             lease.holder = event.holder
             lease.assignment_number = 0
+            out.adopted.append((event.holder, lease.token))
             if lease.task.progress.cancel_requested:
                 out.stops.append((event.holder, lease.token, StopReason.CANCELLED))
             elif lease.stop_asked_at is not None:
@@ -216,5 +217,6 @@ def _is_absent(lease: Lease, event: Hold) -> bool:
         return False
     if lease.holder is event.holder:
         return lease.assignment_number <= event.last_assignments
-    # Sent on an older stream of this worker, which it had given up before it opened this one, or never.
+    # Never sent, or on an older stream of this worker, given up before it opened this one; or in an earlier
+    # term, and who answers for the present one refuses it from then on.
     return lease.holder is None or not lease.holder.is_open

@@ -58,6 +58,10 @@ class Streams(Protocol):
         """Tell which leases are lost."""
         ...
 
+    def adopted(self, adopted: Sequence[tuple[Holder, bytes]]) -> None:
+        """Expect leases of those who have listed them."""
+        ...
+
     def terms_started(self, terms: Sequence[tuple[ShardId, Epoch]]) -> None:
         """Tell which terms this node has begun."""
         ...
@@ -406,6 +410,8 @@ class Loop:
             self._streams.stops(out.stops)
         if out.lost:
             self._streams.lost(out.lost)
+        if out.adopted:
+            self._streams.adopted(out.adopted)
         if out.task_reads or out.attempt_reads or out.lane_loads:
             self._reads.submit(out, self.shards)
         self._count(out)

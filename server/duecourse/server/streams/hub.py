@@ -110,6 +110,13 @@ class Hub:
             if stream is not None:
                 stream.lose(of_stream)
 
+    def adopted(self, adopted: Iterable[tuple[Holder, bytes]]) -> None:
+        """Expect leases of workers that have listed them."""
+        for holder, token in adopted:
+            stream = self._streams.get(holder.stream_id)
+            if stream is not None:
+                stream.adopted(token)
+
     def terms_started(self, terms: Sequence[tuple[ShardId, Epoch]]) -> None:
         """Tell every worker of terms that have begun and are loaded."""
         for stream in self._streams.values():

@@ -3,7 +3,7 @@
 Whatever concerns a lease follows the Assignments that carry it, in the order in which the loop decided; heartbeats,
 what became of outcomes, which nodes there are and what waits here may overtake, and the ends and beginnings of terms
 overtake these: until a worker has answered what a new leader asks, nothing renews its leases. Its answer says by number
-which Assignments it had not received.
+which Assignments it had not received; those of an earlier term that still wait it refuses from then on.
 Assignments join the message that waits last until it is full, so that a burst leaves in few messages and a slow
 connection still lets a heartbeat through between two of them.
 """
@@ -105,7 +105,7 @@ class Outbox:
 
     def end_term(self, shard: ShardId, epoch: Epoch) -> None:
         """Say that a term is over, and no more that it has begun."""
-        self._ended[shard] = epoch
+        self._ended[shard] = max(epoch, self._ended.get(shard, epoch))
         for message in self._requests:
             terms = message.term_started.terms
             kept = [term for term in terms if (term.shard, term.epoch) != (shard, epoch)]

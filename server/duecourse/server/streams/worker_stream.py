@@ -178,6 +178,10 @@ class WorkerStream:
         self._outbox.say(wire.lease_lost(tokens))
         self._notify()
 
+    def adopted(self, token: bytes) -> None:
+        """Expect a lease that was listed: if a later list had it no more, the next heartbeat shows that it is gone."""
+        self._ledger.listed([token])
+
     def announce(self, terms: Sequence[tuple[ShardId, Epoch]]) -> None:
         """Tell the worker of terms that have begun, and ask what it holds."""
         if self._holder is None:
