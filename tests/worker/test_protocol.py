@@ -528,6 +528,16 @@ class TestLeasesHeld:
     def test_nothing_is_listed_when_nothing_is_held(self, machine: Machine) -> None:
         assert machine.told("leases_held") == []
 
+    def test_that_nothing_is_held_any_more_is_said_on_a_new_stream(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        machine.end("t")
+        machine.flush()
+        machine.record(token_of("t"))
+        machine.close()
+        machine.open()
+        (held,) = machine.told("leases_held")
+        assert (held.answers, list(held.leases)) == (0, [])
+
     def test_a_new_term_is_answered_with_all_that_is_held(self) -> None:
         machine = Machine(slots=2, prefetch=1)
         machine.open()

@@ -196,7 +196,8 @@ class Protocol:
         stream.is_goodbye_due = self.is_draining
         shards = self._told_to_lead(welcome.terms, stream)
         self._lost(stream, welcome.lost_lease_tokens)
-        if self.holdings.held or self.outcomes.unrecorded:
+        # Also that it holds nothing is worth a word: an assignment may have been lost with another stream.
+        if self.assigned_count or self.outcomes.unrecorded:
             stream.answers.append(0)
         # The leader before this node may never have answered.
         self.outcomes.term_started(shards, stream)
