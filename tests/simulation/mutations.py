@@ -201,6 +201,12 @@ MUTATIONS: Final = (
         why_not_found="a node that the worker does not reach has to lead in between; tests/worker has one",
     ),
     Mutation(
+        "a candidacy that was withdrawn is not looked at again",
+        f"{_SERVER}/leadership/standings.py",
+        "                async with asyncio.timeout(_LOOK_AGAIN / bounds.SECOND if had_strays else None):\n",
+        "                async with asyncio.timeout(None):\n",
+    ),
+    Mutation(
         "what has changed since an audit read it counts as missed",
         f"{_SERVER}/core/shard.py",
         "            is_as_audited = self._audited.get(key) == task.progress.revision\n",

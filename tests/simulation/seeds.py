@@ -75,6 +75,14 @@ FOUND: Final = (
         "a record that does not decode is passed over by the audit",
     ),
     Found(
+        Kind.CLUSTER,
+        1674,
+        "L4",
+        "a candidacy that its node had withdrawn just before etcd was restored from an older copy stood for ever",
+        "Look until candidacies that are withdrawn are seen to be gone",
+        "a candidacy that was withdrawn is not looked at again",
+    ),
+    Found(
         Kind.SOLO,
         1583,
         "L1",

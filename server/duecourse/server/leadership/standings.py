@@ -10,10 +10,12 @@ resignation's answer lost, a late write of one) would block the shard for as lon
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Never
+from typing import Final, Never
 
+from duecourse.model import bounds
+from duecourse.model.instants import Micros
 from duecourse.server.core.task import ShardId
 from duecourse.server.etcd import keys, transaction
 from duecourse.server.etcd.client import EtcdClient
@@ -23,6 +25,8 @@ from duecourse.server.etcd.mirror import Mirror
 from duecourse.server.leadership.session import Session
 from duecourse.server.telemetry import logs
 from duecourse.timing.clock import Clock
+
+_LOOK_AGAIN: Final[Micros] = bounds.SECOND
 
 _log = logs.get("leadership")
 
@@ -88,25 +92,35 @@ class Standings:
         self._wake.set()
 
     async def run(self) -> Never:
-        """Delete this node's keys for shards that it does not want."""
+        """Delete this node's keys for shards that it does not want, until they are seen to be gone.
+
+        An etcd that is restored from a copy of just before has them again, and who had not seen them go sees no change.
+        """
         retries = self._client.retries()
+        had_strays = False
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_AGAIN / bounds.SECOND if had_strays else None):
+                    await self._wake.wait()
             self._wake.clear()
             try:
-                await self._delete_strays()
+                had_strays = await self._delete_strays()
                 retries = self._client.retries()
             except EtcdError as error:
                 _log.info("candidacy_not_withdrawn", reason=str(error))
                 self._wake.set()
                 await self._clock.sleep(next(retries))
 
-    async def _delete_strays(self) -> None:
+    async def _delete_strays(self) -> bool:
+        """Tell whether there were any."""
+        strays = 0
         for shard in list(self._by_shard):
             own = self.own(shard)
             if own is not None and shard not in self._wanted:
                 key = self._keys.candidate(shard, own.lease)
                 await self._client.txn([transaction.created(key, own.revision)], [transaction.delete(key)])
+                strays += 1
+        return strays > 0
 
     def _session_changed(self) -> None:
         for shard in list(self._listeners):
