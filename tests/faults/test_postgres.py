@@ -274,10 +274,14 @@ async def _until_it_serves(server: EmbeddedPostgres, cluster: Cluster) -> None:
     async with asyncio.timeout(SETTLED / bounds.SECOND):
         while True:
             await server.start()
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            try:
                 await cluster.store.fetch("SELECT")
                 return
-            await cluster.clock.sleep(50 * bounds.MILLISECOND)
+            except TimeoutError:
+                # It was seen to take connections and to say nothing more.
+                await server.kill()
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await cluster.clock.sleep(50 * bounds.MILLISECOND)
 
 
 async def _use_up_log(cluster: Cluster) -> None:
