@@ -1,5 +1,7 @@
 """What a shard does around its tasks: writes that fail, loads that come late, leases that move, terms that end."""
 
+from dataclasses import replace
+
 import pytest
 from core.builders import START, a_holder, a_lane, a_submission
 from core.one_shard import LEASE, OneShard, held, waiting
@@ -25,6 +27,12 @@ def refuse(shard: OneShard) -> None:
     shard.waiting = []
     shard.holds_commits = False
     shard.handle(events.WriteRefused(write, "the data"))
+
+
+def set_back(shard: OneShard) -> None:
+    """Give the task the revision of another one, though its attempt is the same: so may a store that fell back."""
+    row = shard.store.rows[KEY]
+    shard.store.rows[KEY] = replace(row, progress=replace(row.progress, revision=row.progress.revision + 7))
 
 
 # Nothing before its commit.
@@ -416,6 +424,23 @@ def test_an_assignment_that_a_new_stream_listed_and_lists_no_more_is_returned() 
     shard.hold(token, last=0)
     shard.hold(last=0)
     assert shard.attempt().outcome is AttemptOutcome.RETURNED
+
+
+def test_an_adoption_that_finds_another_revision_is_written_after_a_read() -> None:
+    shard, token = held(TaskState.LEASED)
+    shard.take_over()
+    set_back(shard)
+    shard.hold(token, has_started=True)
+    assert shard.progress().state is TaskState.RUNNING
+    assert shard.attempt().epoch == shard.shard.fence.epoch
+
+
+def test_what_is_absent_ends_although_another_revision_is_found() -> None:
+    shard, _ = held(TaskState.LEASED)
+    set_back(shard)
+    shard.hold(last=1)
+    assert shard.attempt().outcome is AttemptOutcome.RETURNED
+    assert shard.progress().attempts_used == 0
 
 
 def test_what_is_absent_while_its_task_is_being_written_is_returned_afterwards() -> None:

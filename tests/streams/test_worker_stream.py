@@ -157,7 +157,7 @@ def test_large_payloads_are_spread_over_messages_that_a_client_takes_by_default(
     assert max(message.ByteSize() for message in messages) < 2 * 1024 * 1024
 
 
-def test_a_heartbeat_overtakes_assignments_but_a_stop_and_a_loss_do_not(node: Node) -> None:
+def test_a_heartbeat_overtakes_assignments_but_a_stop_and_the_loss_of_one_do_not(node: Node) -> None:
     worker = node.connect()
     (a, b) = node.assign(worker, "a", "b")
     holder = a.holder
@@ -167,6 +167,28 @@ def test_a_heartbeat_overtakes_assignments_but_a_stop_and_a_loss_do_not(node: No
     node.assign(worker, "c")
     node.pass_time(HEARTBEAT)
     assert worker.hear_events() == ["heartbeat", "assignments", "cancel_requested", "lease_lost", "assignments"]
+
+
+def test_no_list_is_asked_for_before_what_is_lost_is_told(node: Node) -> None:
+    worker = node.connect()
+    listed = a_token("listed")
+    worker.list_leases(0, 0, (listed, "listed", True))
+    (sent,) = node.assign(worker, "sent")
+    holder = sent.holder
+    assert holder is not None
+    worker.hear()
+    (waiting,) = node.assign(worker, "waiting")
+    worker.beat([], 0)
+    node.hub.lost([(holder, lease) for lease in (waiting.token, sent.token, listed)])
+    messages = worker.hear()
+    assert [message.WhichOneof("event") for message in messages] == [
+        "lease_lost",
+        "leases_wanted",
+        "assignments",
+        "lease_lost",
+    ]
+    assert list(messages[0].lease_lost.lease_tokens) == [sent.token, listed]
+    assert list(messages[3].lease_lost.lease_tokens) == [waiting.token]
 
 
 def test_the_ends_and_the_beginnings_of_terms_overtake_assignments(node: Node) -> None:
@@ -572,6 +594,29 @@ def test_what_is_listed_for_a_term_that_was_not_announced_is_presence_all_the_sa
     worker.list_leases(0, 0, (a_token("a"), "a", True))
     (hold,) = [hold for of, hold in node.port.events if of == shard]
     assert getattr(hold, "is_complete", None) is False
+
+
+def test_what_is_led_here_counts_once_its_worker_has_heard_of_it_and_until_it_is_told_otherwise(node: Node) -> None:
+    worker = node.connect()
+    token = a_token("a")
+    shard = node.port.shard_of("default", "a")
+    node.hub.term_ended(shard, Epoch(1))
+    node.hub.terms_started([(shard, Epoch(2))])
+    worker.hear()
+    worker.list_leases(0, 0, (token, "a", True))
+    worker.beat([], 0)
+    assert worker.hear_events() == [], "this list was made before the term was told"
+    worker.list_leases(1, 0, (token, "a", True))
+    # The node leads it no more, and has not said so yet.
+    del node.port.epochs[shard]
+    worker.list_leases(0, 0, (token, "a", True))
+    worker.beat([token], 0)
+    assert worker.hear_events() == []
+    node.hub.term_ended(shard, Epoch(2))
+    worker.hear()
+    worker.list_leases(0, 0, (token, "a", True))
+    worker.beat([], 0)
+    assert worker.hear_events() == []
 
 
 def test_a_lease_that_was_adopted_although_a_later_list_lacks_it_is_asked_for(node: Node) -> None:

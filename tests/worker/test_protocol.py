@@ -215,10 +215,45 @@ class TestLateAssignments:
         assert machine.ids("returned") == ["late"]
         assert machine.protocol.holdings.late_count == 1
 
-    def test_one_that_has_the_margin_left_is_started(self, machine: Machine) -> None:
-        machine.wait(14 * bounds.SECOND, tick=False)
+    def test_one_that_came_with_time_to_be_renewed_is_started(self, machine: Machine) -> None:
+        machine.wait(8 * bounds.SECOND, tick=False)
         machine.assign(assignment("timely", lease_seconds=15), last_read=1)
         assert machine.started == ["timely"]
+
+    def test_one_that_came_with_less_is_started_once_it_is_renewed(self, machine: Machine) -> None:
+        machine.wait(8 * bounds.SECOND + 1, tick=False)
+        machine.assign(assignment("late", lease_seconds=15), assignment("longer"), last_read=1)
+        assert machine.started == ["longer"]
+        assert machine.protocol.holdings.waiting == 1
+        machine.wait(0)
+        machine.flush()
+        machine.wait(5 * bounds.SECOND, tick=False)
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        assert machine.started == ["longer", "late"]
+
+    @pytest.mark.parametrize("end", ["returned", "lost", "cancelled", "drained"])
+    def test_one_that_waits_to_be_renewed_ends_as_others_do(self, machine: Machine, end: str) -> None:
+        machine.wait(8 * bounds.SECOND + 1, tick=False)
+        machine.assign(late := assignment("late", lease_seconds=15), last_read=1)
+        match end:
+            case "returned":
+                machine.wait(6 * bounds.SECOND - 1)
+                assert machine.ids("returned") == []
+                machine.wait(1)
+            case "lost":
+                machine.hear(lease_lost=pb.LeaseLost(lease_tokens=[late.lease_token]))
+            case "cancelled":
+                machine.hear(
+                    cancel_requested=pb.CancelRequested(
+                        lease_tokens=[late.lease_token], reason=pb.STOP_REASON_CANCELLED
+                    )
+                )
+            case "drained":
+                machine.drain()
+        assert machine.ids("returned") == ([] if end == "lost" else ["late"])
+        assert machine.protocol.holdings.waiting == 0
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        assert machine.started == []
 
     def test_a_message_that_was_never_sent_counts_for_nothing(self, machine: Machine) -> None:
         machine.assign(assignment("t"), last_read=0)
@@ -411,13 +446,24 @@ class TestLateAssignments:
         (held,) = machine.told("leases_held")
         assert (held.answers, {lease.task_id for lease in held.leases}) == (0, {"in time", "late"})
         machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        assert machine.started == ["in time", "late"]
         machine.assign(assignment("later", lease_seconds=15), last_read=named)
         machine.wait(bounds.SECOND - 1)
         assert len(machine.told("leases_held")) == 1, "not at every message"
         machine.wait(1)
         assert len(machine.told("leases_held")) == 2
-        machine.wait(14 * bounds.SECOND - 1)
-        assert machine.stopped == [("later", StopReason.LEASE_LOST)]
+        machine.wait(4 * bounds.SECOND)
+        assert machine.ids("returned") == []
+        machine.wait(1)
+        assert machine.ids("returned") == ["later"]
+        assert machine.stopped == []
+
+    def test_one_list_answers_all_that_was_asked(self, machine: Machine) -> None:
+        machine.assign(assignment("t"))
+        for request in (1, 3):
+            machine.hear(term_started=pb.TermStarted(request=request, terms=[pb.Term(shard=request, epoch=2)]))
+        machine.hear(leases_wanted=pb.LeasesWanted(request=2))
+        assert [held.answers for held in machine.told("leases_held")] == [3]
 
     def test_renewals_outlive_the_stream_that_brought_them(self) -> None:
         machine = Machine(slots=1, prefetch=1)

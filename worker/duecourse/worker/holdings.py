@@ -2,6 +2,8 @@
 
 Decides what starts, what is returned unstarted, and which handlers are asked to stop; `take` hands that over.
 A handler whose lease was lost is no longer held, but keeps its slot (and is in `running`) until it has ended.
+An attempt whose lease came with too little time left to learn of its renewal waits for that renewal first: started at
+once it might have to be stopped before it comes.
 """
 
 from collections import Counter, deque
@@ -51,6 +53,8 @@ class Holdings:
         self._outcomes = outcomes
         self._queue: deque[Attempt] = deque()
         self._threaded_queue: deque[Attempt] = deque()
+        self._unrenewed: dict[bytes, tuple[Attempt, Micros]] = {}
+        """Those that wait for a renewal, by token, and from when the lease of each counted as it came."""
         self._busy_threads = 0
         self._start: list[Attempt] = []
         self._stop: dict[StopReason, list[Attempt]] = {}
@@ -66,14 +70,19 @@ class Holdings:
             self._start = []
         return actions
 
-    def admit(self, attempt: Attempt) -> None:
-        """Let an attempt wait for its start."""
+    def admit(self, attempt: Attempt, is_short: bool) -> None:
+        """Let an attempt wait for its start, and for the renewal of its lease first if that came short."""
         self.held[attempt.token] = attempt
         self.waiting += 1
-        self._queue_of(attempt).append(attempt)
+        if is_short:
+            self._unrenewed[attempt.token] = attempt, attempt.counts_from
+        else:
+            self._queue_of(attempt).append(attempt)
 
     def start_waiting(self, now: Micros) -> None:
         """Start what waits, as far as there are slots and threads, in order; return what has become late."""
+        if self._unrenewed:
+            self._look_for_renewals(now)
         running = self.running
         while self.waiting and len(running) < self._capacity.slots:
             attempt = self._next_waiting()
@@ -134,7 +143,7 @@ class Holdings:
         """Forget an attempt whose lease is no longer the worker's."""
         del self.held[attempt.token]
         if attempt.phase is Phase.WAITING:
-            self._queue_of(attempt).remove(attempt)
+            self._unqueue(attempt)
             self.waiting -= 1
         else:
             self.tell_lease_lost(attempt)
@@ -142,7 +151,7 @@ class Holdings:
 
     def give_back(self, attempt: Attempt) -> None:
         """Return an attempt that waits."""
-        self._queue_of(attempt).remove(attempt)
+        self._unqueue(attempt)
         self._unstarted(attempt)
 
     def give_back_waiting(self) -> None:
@@ -175,6 +184,19 @@ class Holdings:
         del self.held[attempt.token]
         self.waiting -= 1
         self._outcomes.keep(attempt, RETURNED)
+
+    def _look_for_renewals(self, now: Micros) -> None:
+        for attempt, came_with in list(self._unrenewed.values()):
+            if self._is_late(attempt, now):
+                self.late_count += 1
+                self.give_back(attempt)
+            elif self._terms.counts_from(attempt) > came_with:
+                self._unqueue(attempt)
+                self._queue_of(attempt).append(attempt)
+
+    def _unqueue(self, attempt: Attempt) -> None:
+        if self._unrenewed.pop(attempt.token, None) is None:
+            self._queue_of(attempt).remove(attempt)
 
     def _queue_of(self, attempt: Attempt) -> deque[Attempt]:
         return self._threaded_queue if attempt.task_type in self._capacity.threaded else self._queue

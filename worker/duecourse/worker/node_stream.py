@@ -54,11 +54,12 @@ class NodeStream:
         self.outcomes: list[Attempt] = []
         self.starts: dict[bytes, Attempt] = {}
         """Those whose start is to be told, by token: asked for at every tick until the writer takes it."""
-        self.answers: list[int] = []
         self.is_list_due = False
         """Whether a list is to be sent though nobody asks."""
         self.listed_at = now
-        self._terms: dict[int, int] = {}
+        self._request: int | None = None
+        """The highest that the next list answers, 0 for none; None if no list is wanted."""
+        self._led: dict[int, int] = {}
         """By shard: the epochs in which the node leads, as it has said on this stream."""
         self.is_goodbye_due = False
         self.beat_at = now
@@ -89,12 +90,21 @@ class NodeStream:
         return self.is_serving and bool(
             self.outcomes
             or self.starts
-            or self.answers
+            or self.is_list_wanted
             or self.account.unsent
             or self.account.limited_unsent
             or self.is_beat_due
             or self.is_goodbye_due
         )
+
+    @property
+    def is_list_wanted(self) -> bool:
+        """Whether `outgoing` will make a list of leases."""
+        return self._request is not None
+
+    def want_list(self, request: int) -> None:
+        """Have a list of leases sent next; one answers all requests that have come, by the highest."""
+        self._request = max(request, self._request or 0)
 
     def hold(self, token: bytes) -> None:
         """Count a lease that came on this stream into the digest."""
@@ -108,12 +118,12 @@ class NodeStream:
 
     def leads(self, terms: Iterable[tuple[int, int]]) -> None:
         """Take in which shards the node leads, in which epochs."""
-        self._terms.update(terms)
+        self._led.update(terms)
 
     def leads_no_more(self, shard: int, epoch: int) -> None:
         """Take in that a term of the node is over."""
-        if self._terms.get(shard, epoch + 1) <= epoch:
-            del self._terms[shard]
+        if shard in self._led and self._led[shard] <= epoch:
+            del self._led[shard]
 
     def begin_again(self, token: bytes) -> None:
         """Let only messages that are sent from now on renew a lease."""
@@ -145,7 +155,7 @@ class NodeStream:
         return self._renewed_at if since is not None and since < self._renewed_number else None
 
     def outgoing(self, held: Collection[Attempt], running: Mapping[bytes, Attempt], now: Micros) -> list[wire.Request]:
-        """Make messages of all that waits; they count as sent now. `held` is needed only if `answers` waits."""
+        """Make messages of all that waits; they count as sent now. `held` is needed only if a list is wanted."""
         if self._hello is not None:
             hello, self._hello = self._hello, None
             hello.number = self._next(now)
@@ -153,9 +163,9 @@ class NodeStream:
         if not self.is_serving:
             return []
         messages: list[wire.Request] = []
-        for answers in self.answers:
-            messages.append(self._leases_held(answers, held, now))
-        self.answers.clear()
+        if self._request is not None:
+            messages.append(self._leases_held(self._request, held, now))
+            self._request = None
         if self.outcomes:
             messages.extend(self._outcomes(now))
         begun = [attempt for attempt in self.starts.values() if attempt.phase is Phase.RUNNING]
@@ -184,7 +194,7 @@ class NodeStream:
 
     def _leases_held(self, answers: int, held: Collection[Attempt], now: Micros) -> wire.Request:
         # What others lead ends by way of them: it is not counted here.
-        counted = {attempt.token for attempt in held if attempt.shard in self._terms} - self._told
+        counted = {attempt.token for attempt in held if attempt.shard in self._led} - self._told
         for token in self._held.keys() - counted:
             self.release(token)
         # Before the message has its number: it is the first that covers what it lists.

@@ -6,8 +6,9 @@ One `Protocol` serves all of a worker's streams. Its methods take the elapsed ti
 - *Credit is conserved*: what is out on all streams, waiting, running and free is always `slots + prefetch`. A handler
   that runs on after its lease was lost keeps its slot.
 - *A late assignment is not started*: a lease's time counts from when the message was sent that the assignment named,
-  or from the last heartbeat or LeasesHeld that covered the lease and that the leader's stream has confirmed since. Less
-  than LATE_ASSIGNMENT_MARGIN before its end an unstarted attempt is Returned.
+  or from the last heartbeat or LeasesHeld that covered the lease and that the leader's stream has confirmed since. One
+  that comes with less left than a renewal may take waits for that, and less than LATE_ASSIGNMENT_MARGIN before its end
+  an unstarted attempt is Returned.
 - *Lower epochs are refused*: such an assignment is Returned like a late one, to the shard's leader. Dropping it would
   be as safe, but only a leader that got LeasesHeld after its own term began would learn at once that nobody runs it.
 - *An outcome is kept* and sent again on every new stream and for every new term of its shard, until it is recorded or
@@ -38,6 +39,8 @@ SHARED_BATCH_BYTES: Final = 256 * 1024
 REBALANCE_INTERVAL: Final = bounds.SECOND
 _BETWEEN_LISTS: Final = bounds.SECOND
 """At least so long between lists that nobody asks for: about as long as it takes to confirm one."""
+_TO_BE_CONFIRMED: Final = 2 * bounds.SECOND
+"""What it takes at most, on a good connection, until a heartbeat that was sent is known to be confirmed."""
 _NEVER_SENT: Final = -(1 << 62)
 
 
@@ -122,7 +125,7 @@ class Protocol:
             case "term_ended":
                 self._term_ended(stream, message.term_ended)
             case "leases_wanted":
-                stream.answers.append(message.leases_wanted.request)
+                stream.want_list(message.leases_wanted.request)
             case "cancel_requested":
                 self._cancel_requested(stream, message.cancel_requested)
             case "lease_lost":
@@ -156,8 +159,8 @@ class Protocol:
         for stream in self._streams.values():
             if stream.is_serving and now - stream.beat_at >= stream.interval:
                 stream.is_beat_due = True
-            if stream.is_list_due and not stream.answers and now - stream.listed_at >= _BETWEEN_LISTS:
-                stream.answers.append(0)
+            if stream.is_list_due and now - stream.listed_at >= _BETWEEN_LISTS:
+                stream.want_list(0)
         self.outcomes.tick(now)
         credit.forget_demand(self._accounts(), now)
         if now - self._rebalanced_at >= REBALANCE_INTERVAL:
@@ -167,7 +170,7 @@ class Protocol:
 
     def outgoing(self, stream: NodeStream, now: Micros) -> list[wire.Request]:
         """Make the messages that wait to be sent on a stream; they count as sent now."""
-        held = [*self.holdings.held.values(), *self.outcomes.unrecorded.values()] if stream.answers else ()
+        held = [*self.holdings.held.values(), *self.outcomes.unrecorded.values()] if stream.is_list_wanted else ()
         return stream.outgoing(held, self.holdings.running, now)
 
     def drain(self) -> None:
@@ -197,8 +200,8 @@ class Protocol:
         shards = self._told_to_lead(welcome.terms, stream)
         self._lost(stream, welcome.lost_lease_tokens)
         # Also that it holds nothing is worth a word: an assignment may have been lost with another stream.
-        if self.assigned_count or self.outcomes.unrecorded:
-            stream.answers.append(0)
+        if self.assigned_count:
+            stream.want_list(0)
         # The leader before this node may never have answered.
         self.outcomes.term_started(shards, stream)
         self.outcomes.welcomed()
@@ -232,12 +235,13 @@ class Protocol:
             self.outcomes.keep(attempt, RETURNED)
         else:
             stream.hold(token)
-            self.holdings.admit(attempt)
+            is_short = _is_short(attempt, stream.interval, now)
+            self.holdings.admit(attempt, is_short)
             # A list is confirmed sooner than the next heartbeat.
-            stream.is_list_due = stream.is_list_due or _is_short(attempt, stream.interval, now)
+            stream.is_list_due = stream.is_list_due or is_short
 
     def _term_started(self, stream: NodeStream, started: pb.TermStarted) -> None:
-        stream.answers.append(started.request)
+        stream.want_list(started.request)
         shards = self._told_to_lead(started.terms, stream)
         self.outcomes.term_started(shards, stream)
 
@@ -352,8 +356,11 @@ class Protocol:
 
 
 def _is_short(attempt: Attempt, interval: Micros, now: Micros) -> bool:
-    """Tell whether a lease was so long under way that it may end before it is known to be renewed by a heartbeat."""
-    renewed_within = interval + 2 * bounds.SECOND
+    """Tell whether a lease was so long under way that it may end before it is known to be renewed by a heartbeat.
+
+    A lease that is hardly longer than that is not short as long as two thirds of it are left: it never would be long.
+    """
+    renewed_within = interval + _TO_BE_CONFIRMED
     return attempt.counts_from + attempt.lease - now < min(renewed_within, 2 * attempt.lease // 3)
 
 

@@ -904,7 +904,8 @@ class NodeHeartbeat(_message.Message):
     LAST_READ_FIELD_NUMBER: _builtins.int
     last_read: _builtins.int
     """The number of the last worker's message that the node had read before it last saw its terms confirmed by the
-    store: lease times count from when the worker sent it.
+    store. Of the worker's heartbeats and LeasesHeld up to that one, the last that covered a lease renewed it: its time
+    counts from when the worker sent that. What else is named, a Credit say, renews nothing.
     """
     def __init__(
         self,
@@ -928,7 +929,7 @@ class TermStarted(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TERMS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
-    """Comes back in LeasesHeld."""
+    """Comes back in LeasesHeld; of several that wait the highest."""
     @_builtins.property
     def terms(self) -> _containers.RepeatedCompositeFieldContainer[Global___Term]:
         """The terms."""
@@ -981,7 +982,7 @@ class LeasesWanted(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     request: _builtins.int
-    """Comes back in LeasesHeld."""
+    """Comes back in LeasesHeld; of several that wait the highest."""
     def __init__(
         self,
         *,

@@ -2,7 +2,8 @@
 
 A lease that an earlier term granted has no holder until its worker is heard in this one: what the worker lists is
 adopted, what it can surely not have any more ends unstarted. A sweep looks after the rest: it stores signs of life,
-asks what is out of time to stop, and ends what has expired. All of it is written first and true only once committed.
+asks what is out of time to stop, and ends what has expired. What the store is to know is written first, and true only
+once committed; who holds a lease, and until when, is known at once, in memory alone.
 """
 
 from duecourse.model import bounds
@@ -149,7 +150,7 @@ class Leases:
             start_time = now.latest if is_news else None
             lease.stored_at = now.elapsed
             renewed = lifecycle.renewed(task.progress, now.latest, self._fence, start_time, lease.said)
-            self._lines.update(task, renewed, event, out)
+            self._lines.update(task, renewed, _part(event, lease.token, task.key, has_started), out)
 
     # Time.
 

@@ -356,7 +356,7 @@ class Shard:
         cause = write.cause
         if isinstance(cause, Grant):
             out.unmatched.append((task.lane, cause.holder))
-        again = [cause] if isinstance(cause, End | Cancel | Start) else []
+        again = [] if cause is None or isinstance(cause, Grant) else [cause]
         self.lines.read(task.key, again + (line or []), out)
 
     def _write_refused(self, event: WriteRefused, now: Now, out: Effects) -> None:

@@ -39,6 +39,17 @@ class Inquiry:
             self._announced[shard] = (epoch, self.requested)
         return self.requested
 
+    def ended(self, shard: ShardId, epoch: Epoch) -> None:
+        """Note that the worker is told that a term is over."""
+        told = self._announced.get(shard)
+        if told is not None and told[0] <= epoch:
+            del self._announced[shard]
+
+    def is_known_to_lead(self, shard: ShardId) -> bool:
+        """Tell whether the worker had heard, when it last listed what it holds, that this node leads a shard."""
+        told = self._announced.get(shard)
+        return told is not None and told[1] <= self._answered
+
     def ask(self) -> int | None:
         """Return the number of a new request; None if an answer is awaited already."""
         if self.requested > self._answered:

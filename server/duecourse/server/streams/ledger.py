@@ -1,9 +1,9 @@
 """Which leases a worker should hold on one stream, by what the node sent it and heard of it.
 
-In it are the tokens that were listed last of shards that the node leads, or assigned on the stream since, and for which
-no outcome was received on it: what the worker's heartbeats count too. A change costs one look-up; the digest is made
-when a heartbeat asks for it, which is rare beside changes. Assignments that the worker had not received when it spoke
-are left out by their number.
+In it are the tokens that were listed last of shards that the worker knew the node to lead, or assigned on the stream
+since, and for which no outcome was received on it: what the worker's heartbeats count too. A change costs one look-up;
+the digest is made when a heartbeat asks for it, which is rare beside changes. Assignments that the worker had not
+received when it spoke are left out by their number.
 """
 
 from collections.abc import Collection, Iterable
@@ -40,12 +40,12 @@ class Ledger:
             if token not in self._concluded:
                 self._held.setdefault(token, None)
 
-    def reset(self, tokens: Collection[bytes], led: Collection[bytes], last_assignments: int) -> None:
-        """Start again from all that the worker held once it had received so many Assignments, `led` is led here."""
+    def reset(self, listed: Collection[bytes], counted: Iterable[bytes], last_assignments: int) -> None:
+        """Start again from all that the worker listed once it had received so many Assignments, and what it counts."""
         before = self._held
         self._held = {token: entry for token, entry in before.items() if entry and entry[0] > last_assignments}
-        self._concluded.intersection_update(tokens)
-        for token in led:
+        self._concluded.intersection_update(listed)
+        for token in counted:
             if token not in self._concluded:
                 self._held[token] = before.get(token)
 
@@ -63,6 +63,11 @@ class Ledger:
         self._concluded.add(token)
         entry = self._held.pop(token, None)
         return entry[1] if entry else None
+
+    def sent_after(self, number: int, tokens: Iterable[bytes]) -> list[bytes]:
+        """Return those of leases that only Assignments after this one carry to the worker."""
+        entries = [(token, self._held.get(token)) for token in tokens]
+        return [token for token, entry in entries if entry and entry[0] > number]
 
     def decided(self, token: bytes) -> None:
         """Note that the worker is told what became of an outcome, and forgets it."""

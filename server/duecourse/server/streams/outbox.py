@@ -1,9 +1,10 @@
 """What waits to be sent on one stream, in as few messages as possible and in bounded memory.
 
-Whatever concerns a lease follows the Assignments that carry it, in the order in which the loop decided; heartbeats,
-what became of outcomes, which nodes there are and what waits here may overtake, and the ends and beginnings of terms
-overtake these: until a worker has answered what a new leader asks, nothing renews its leases. Its answer says by number
-which Assignments it had not received; those of an earlier term that still wait it refuses from then on.
+Whatever concerns a lease follows the Assignments that carry it; heartbeats, what became of outcomes, which nodes there
+are and what waits here may overtake. So may, before these, the ends and beginnings of terms: until a worker has
+answered what a new leader asks, nothing renews its leases. Its answer says by number which Assignments it had not
+received; those of an earlier term that still wait it refuses from then on. That a lease is lost whose assignment has
+left comes before what it is asked, so that no list and no heartbeat speaks of that lease again.
 Assignments join the message that waits last until it is full, so that a burst leaves in few messages and a slow
 connection still lets a heartbeat through between two of them.
 """
@@ -53,6 +54,7 @@ class Outbox:
         self._welcome: wire.Response | None = None
         self._nodes: wire.Response | None = None
         self._ended: dict[ShardId, Epoch] = {}
+        self._lost: list[bytes] = []
         self._requests: deque[wire.Response] = deque()
         self._beat: int | None = None
         self._demand: int | None = None
@@ -76,7 +78,7 @@ class Outbox:
     def is_overrun(self) -> bool:
         """Whether the worker made more to answer than it reads."""
         answers = len(self._recorded) + len(self._others)
-        return answers + len(self._requests) + len(self._queue) > MAX_RECORDS
+        return answers + len(self._lost) + len(self._requests) + len(self._queue) > MAX_RECORDS
 
     def welcome(self, message: wire.Response) -> None:
         """Say Welcome, before all else."""
@@ -88,8 +90,12 @@ class Outbox:
         self._open = None
 
     def ask(self, message: wire.Response) -> None:
-        """Ask for a list of leases, for new terms or without, before all that waits."""
+        """Ask for a list of leases, for new terms or without, before whatever the loop decided about leases."""
         self._requests.append(message)
+
+    def lose(self, tokens: Iterable[bytes]) -> None:
+        """Tell that leases are lost whose assignments have left, here or elsewhere."""
+        self._lost.extend(tokens)
 
     def stop(self, tokens: Iterable[bytes], reason: StopReason) -> None:
         """Ask to stop attempts."""
@@ -168,6 +174,9 @@ class Outbox:
         if self._ended:
             ended, self._ended = self._ended, {}
             return wire.term_ended(ended.items())
+        if self._lost:
+            lost, self._lost = self._lost[:MESSAGE_RECORDS], self._lost[MESSAGE_RECORDS:]
+            return wire.lease_lost(lost)
         if self._requests:
             return self._requests.popleft()
         if self._beat is not None:

@@ -91,9 +91,7 @@ class WorkerStream:
         self._outbox = Outbox()
         self._inquiry = Inquiry()
         self._renewals: tuple[int, int] | None = None
-        """The numbers of the first and the last heartbeat or LeasesHeld that were not confirmed yet."""
-        self._has_beaten = False
-        """Whether a heartbeat was sent since the last tick."""
+        """Of heartbeats and LeasesHeld that are not confirmed: the number from which on to tell it, and the last."""
         self._credit_out = 0
         self._no_room_for: list[Lane] = []
         """The lanes of assignments whose credit comes back once there is room: they would only be turned away again."""
@@ -173,9 +171,13 @@ class WorkerStream:
 
     def lose(self, tokens: Sequence[bytes]) -> None:
         """Tell the worker that leases are no longer its."""
+        outbox = self._outbox
+        waiting = self._ledger.sent_after(outbox.sent_number, tokens)
+        outbox.lose(token for token in tokens if token not in waiting)
+        if waiting:
+            outbox.say(wire.lease_lost(waiting))
         for token in tokens:
             self._ledger.lost(token)
-        self._outbox.say(wire.lease_lost(tokens))
         self._notify()
 
     def adopted(self, token: bytes) -> None:
@@ -192,6 +194,7 @@ class WorkerStream:
     def end_term(self, shard: ShardId, epoch: Epoch) -> None:
         """Tell the worker of a term that is over: what it is told from now on does not speak of its leases."""
         if self._holder is not None:
+            self._inquiry.ended(shard, epoch)
             self._outbox.end_term(shard, epoch)
             self._notify()
 
@@ -222,10 +225,10 @@ class WorkerStream:
         self._inquiry.check_succeeded()
         confirmed = self._inquiry.confirmed
         if self._renewals is not None and confirmed >= self._renewals[0]:
-            # Not when the next heartbeat is due: until then the worker does not know that its leases were renewed.
+            # At once: until it hears this, the worker does not know that its leases were renewed.
             last = self._renewals[1]
             self._renewals = (last, last) if last > confirmed else None
-            self._has_beaten = True
+            self._beat_at = self._port.elapsed()
             self._outbox.beat(confirmed)
             self._notify()
 
@@ -236,9 +239,6 @@ class WorkerStream:
             self.end(StreamEnded("the worker was silent for too long"))
         elif self._is_stuck(now, limit) or self._outbox.is_overrun:
             self.end(StreamEnded("the worker does not read"))
-        elif self._has_beaten:
-            self._has_beaten = False
-            self._beat_at = now
         elif self._holder is not None and now - self._beat_at >= self._around.heartbeat:
             self._beat_at = now
             self._outbox.beat(self._inquiry.confirmed)
@@ -366,21 +366,19 @@ class WorkerStream:
         received = self._received(held.last_assignments)
         by_shard: dict[ShardId, dict[bytes, tuple[TaskKey | None, bool]]] = {}
         port = self._port
-        tokens, led = set(), set()
-        terms = port.terms()
-        shards = {shard for shard, _ in terms}
+        self._inquiry.answered(held.answers)
+        tokens, counted = set(), set()
         for lease in held.leases:
             token = reading.token(lease.lease_token)
             key = TaskKey(holder.namespace, reading.task_id(lease.task_id))
             shard = port.shard_of(*key)
             tokens.add(token)
-            if shard in shards:
-                led.add(token)
+            if self._inquiry.is_known_to_lead(shard):
+                counted.add(token)
             by_shard.setdefault(shard, {})[token] = (key, lease.started)
-        self._inquiry.answered(held.answers)
-        self._ledger.reset(tokens, led, received)
+        self._ledger.reset(tokens, counted, received)
         self._renew(now)
-        for shard, epoch in terms:
+        for shard, epoch in port.terms():
             is_complete = self._inquiry.proves_absence(shard, epoch, held.answers)
             leases = by_shard.get(shard)
             if is_complete or leases:
