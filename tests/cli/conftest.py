@@ -11,7 +11,7 @@ import structlog
 from services.scripted import ScriptedNode
 from typer.testing import CliRunner, Result
 
-from duecourse.cli.main import app
+from duecourse.cli.commands import app
 
 
 class CommandLine:

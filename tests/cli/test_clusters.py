@@ -58,6 +58,7 @@ def test_what_each_node_tells_is_shown(duecourse: CommandLine, node: ScriptedNod
     node.script("GetCluster", three_nodes())
     result = duecourse("cluster", "status")
     assert result.exit_code == 0
+    assert "coordination\tetcd, cluster c0ffee\n" in result.stdout
     assert "worker streams\t3\n" in result.stdout
     assert "due and waiting\t12 tasks, the oldest for 3.2 s\n" in result.stdout
     assert "node-1\tnode-1:7400\t0.2.0\t4\t0\t0\teligible\t12\t3.2 s\t3\t-1.5 ms ±0.2\n" in result.stdout

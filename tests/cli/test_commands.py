@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from cli.conftest import CommandLine
 
-from duecourse.cli import log_lines, output
+from duecourse.cli import commands, extras, log_lines, output
 from duecourse.server import config_listing
 
 
@@ -66,6 +67,29 @@ def test_help_needs_neither_grpc_nor_a_database_driver() -> None:
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     loaded = shown.splitlines()[-1]
     assert not any(heavy in loaded for heavy in ("grpc", "asyncpg", "pydantic"))
+
+
+def test_help_is_as_wide_as_the_terminal() -> None:
+    shown = _run("demo", "--help", COLUMNS="120").stdout
+    assert "Starts Postgres, a node and a worker as child processes in a temporary folder, and leaves nothing" in shown
+
+
+def test_the_items_of_a_list_keep_their_lines() -> None:
+    assert commands.flowing("a\nb:\n- c,\n- d\n  e\n\nf\ng") == "a b:\n- c,\n- d   e\n\nf g"
+
+
+def test_an_interrupt_while_the_command_line_is_imported_ends_it_quietly() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from duecourse.cli import main\n"
+        "main.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_help_comes_at_once() -> None:
@@ -188,6 +212,18 @@ def test_a_worker_without_handlers_has_nothing_to_do(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "without handlers has nothing to do" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_missing_extra_is_told_with_how_to_get_it_from_an_index_and_in_a_clone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(typer.Exit) as ended, extras.needed("server", "runs a node"):
+        raise ModuleNotFoundError(name="asyncpg")
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == (
+        "error: this runs a node, for which asyncpg is missing: pip install 'duecourse[server]', or in a clone pip"
+        " install '.[server]'\n"
+    )
 
 
 def test_a_log_line_holds_the_fields_of_its_event() -> None:

@@ -91,8 +91,14 @@ def test_a_submission_for_programs_is_json(duecourse: CommandLine, node: Scripte
         (["-t", "x", "--address", ","], "an address such as"),
         (["-t", "x", "--file", "/nowhere"], "there is no file /nowhere"),
         (["--file", "-", "--id", "t1"], "are a single task's"),
+        (["-t", "gre et"], "'gre et' is no name"),
+        (["-t", "x", "--queue", ""], "'' is no name"),
+        (["-t", "x", "--namespace", "a b"], "'a b' is no name"),
+        (["-t", "x", "--priority", "99"], "Invalid value for '--priority'"),
+        (["-t", "x", "--max-attempts", "0"], "Invalid value for '--max-attempts'"),
+        (["-t", "x", "--delay", "1y"], "--delay: '1y' is not a duration"),
     ],
-    ids=range(11),
+    ids=range(17),
 )
 def test_a_wrong_command_line_is_told_and_nothing_is_sent(
     duecourse: CommandLine, node: ScriptedNode, arguments: list[str], said: str
@@ -191,6 +197,31 @@ def test_a_task_that_has_ended_or_is_shown_to_a_program_waits_for_nothing(
     assert duecourse("task", "get", "t1", "--json").stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("state", "attempts", "arguments", "says"),
+    [
+        (task_pb2.TASK_STATE_FAILED, 1, (), True),
+        (task_pb2.TASK_STATE_RETRY_WAIT, 2, (), True),
+        (task_pb2.TASK_STATE_FAILED, 0, (), False),
+        (task_pb2.TASK_STATE_SUCCEEDED, 2, (), False),
+        (task_pb2.TASK_STATE_FAILED, 1, ("--full",), False),
+        (task_pb2.TASK_STATE_FAILED, 1, ("--json",), False),
+    ],
+)
+def test_where_to_see_why_attempts_failed_is_told(
+    duecourse: CommandLine,
+    node: ScriptedNode,
+    state: "task_pb2.TaskState.ValueType",
+    attempts: int,
+    arguments: tuple[str, ...],
+    says: bool,
+) -> None:
+    task = a_task(attempt_count=attempts)
+    task.state = state
+    node.script("GetTask", task_service_pb2.GetTaskResponse(task=task))
+    assert ("`--full` shows them" in duecourse("task", "get", "t1", *arguments).stderr) is says
+
+
 def test_attempts_are_readable_on_a_terminal_of_80_columns(node: ScriptedNode) -> None:
     attempt = task_pb2.Attempt(number=1, round=1, worker="w1", outcome=task_pb2.ATTEMPT_OUTCOME_FAILED)
     attempt.failure.CopyFrom(task_pb2.Failure(type="ValueError", message="the mail server said: try again later"))
@@ -212,6 +243,27 @@ def test_a_node_that_is_not_there_is_told_with_what_to_do(duecourse: CommandLine
     assert result.exit_code == 3
     assert result.stderr.startswith("error: cannot reach a node at 127.0.0.1:1 (")
     assert "duecourse dev" in result.stderr
+
+
+def test_a_person_is_told_what_is_waited_for_before_it_is_given_up() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "duecourse.cli.main", "task", "get", "t1", "--address", "127.0.0.1:1"]
+    ended = subprocess.run([*command, "--timeout", "2500ms"], stderr=theirs, check=False, timeout=60)
+    os.close(theirs)
+    first, second, *_ = os.read(ours, 10_000).decode().splitlines()
+    os.close(ours)
+    assert ended.returncode == 3
+    assert first == "127.0.0.1:1 does not answer yet; trying for up to 2.5 s"
+    assert second.startswith("error: cannot reach a node at 127.0.0.1:1")
+
+
+def test_attempts_are_told_of_how_many(duecourse: CommandLine, node: ScriptedNode) -> None:
+    first = a_task(attempt_count=1, retry_policy=task_pb2.RetryPolicy(max_attempts=5))
+    again = a_task(attempt_count=6, retry_policy=task_pb2.RetryPolicy(max_attempts=5))
+    again.round = 2
+    node.script("GetTask", *(task_service_pb2.GetTaskResponse(task=task) for task in (first, again)))
+    assert "attempts\t1 (at most 5)\n" in duecourse("task", "get", "t1").stdout
+    assert "attempts\t6 (at most 5 in each round)\nround\t2\n" in duecourse("task", "get", "t1").stdout
 
 
 def test_a_task_is_shown_as_pairs(duecourse: CommandLine) -> None:

@@ -2,9 +2,9 @@
 
     python -m faults.checker FOLDER [--healed]
 
-prints every violation and ends with exit code 1 if there is one. It needs nothing but Python: not Duecourse, whose
-faults it would share. `--healed` says that all faults were over and everything had come to rest when the histories
-ended, so that whatever was due must have run.
+prints every violation and ends with exit code 1 if there is one, with 2 if nothing was recorded there. It needs nothing
+but Python: not Duecourse, whose faults it would share. `--healed` says that all faults were over and everything had
+come to rest when the histories ended, so that whatever was due must have run.
 
     S1   an acknowledged submission is in the store until it has ended; one that was refused is not
     S2   an id names one task: it is created once, and every answer tells the same uid
@@ -282,7 +282,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--healed", action="store_true", help="everything had come to rest at the end")
     arguments = parser.parse_args()
+    if not arguments.folder.is_dir():
+        parser.error(f"there is no folder {arguments.folder}")
     recorded = histories.read(arguments.folder)
+    if not (recorded.operations or recorded.events or recorded.transitions or recorded.terms):
+        # Nothing is not in order: it is a wrong folder, or a harness that did not write.
+        parser.error(f"nothing was recorded in {arguments.folder}")
     violations = check(recorded, is_healed=arguments.healed)
     for violation in violations:
         print(violation)

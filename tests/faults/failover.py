@@ -18,7 +18,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +30,10 @@ from faults.recording_client import Ask
 from services.etcd import EtcdCluster
 from services.freezing import frozen
 from services.ports import free_port
+from simulation import arguments
 
 from duecourse.cli.launcher.children import Nursery
+from duecourse.cli.launcher.running import INTERRUPTED
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.server.storage.embedded import EmbeddedPostgres
@@ -222,19 +224,28 @@ def _ms(duration: Micros) -> str:
     return f"{duration / bounds.MILLISECOND:.0f}"
 
 
-def main() -> int:
+def main(given_arguments: Sequence[str] | None = None) -> int:
     """Measure from the command line; exit code 1: a bound was missed."""
     parser = argparse.ArgumentParser(prog="faults.failover", description="Measure the time without firing.")
-    parser.add_argument("--repeat", type=int, default=5, help="rounds of each kind, of which the median counts")
-    parser.add_argument("--only", choices=list(BOUNDS), action="append", help="measure this, and no other kind")
-    parser.add_argument("--seed", default=secrets.token_hex(4), help="whom it is done to")
-    arguments = parser.parse_args()
-    kinds = [QUIET, *(arguments.only or BOUNDS)]
+    parser.add_argument(
+        "--repeat",
+        type=arguments.positive,
+        default=5,
+        help="rounds of each kind, of which the median counts (default: 5)",
+    )
+    parser.add_argument(
+        "--only", choices=list(BOUNDS), action="append", help="measure this, and no other kind (default: all of them)"
+    )
+    parser.add_argument("--seed", default=secrets.token_hex(4), help="whom it is done to (default: drawn)")
+    given = parser.parse_args(given_arguments)
+    kinds = [QUIET, *(given.only or BOUNDS)]
     folder = Path(tempfile.mkdtemp(prefix="duecourse-failover-"))
     # As root, Postgres runs as a user of its own, who has to get there.
     folder.chmod(0o755)
     try:
-        is_within = asyncio.run(measure(arguments.repeat, kinds, arguments.seed, folder))
+        is_within = asyncio.run(measure(given.repeat, kinds, given.seed, folder))
+    except KeyboardInterrupt:
+        return INTERRUPTED
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if is_within else 1

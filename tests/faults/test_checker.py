@@ -310,12 +310,25 @@ def test_files_are_read_but_for_a_last_line_that_was_cut_short(tmp_path: Path) -
     assert [term.epoch for term in recorded.terms] == [5]
 
 
+def _check(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-S", "-m", "faults.checker", str(folder), "--healed"]
+    tests = Path(__file__).resolve().parents[1]
+    return subprocess.run(command, capture_output=True, text=True, cwd=tests, env={}, check=False)
+
+
 def test_the_command_tells_each_violation_and_needs_no_duecourse(tmp_path: Path) -> None:
     _write(tmp_path)
-    command = [sys.executable, "-S", "-m", "faults.checker", str(tmp_path), "--healed"]
-    tests = Path(__file__).resolve().parents[1]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tests, env={}, check=False)
+    ended = _check(tmp_path)
     assert ended.returncode == 1, ended.stderr
     assert "S1  t: was acknowledged and never stored" in ended.stdout
     assert "S3  t: attempt 1 started 999999 us before run_at" in ended.stdout
     assert ended.stdout.endswith("1 calls, 1 worker events, 0 transitions: 3 violations\n")
+
+
+def test_the_command_refuses_a_folder_in_which_nothing_was_recorded(tmp_path: Path) -> None:
+    (tmp_path / "clients.jsonl").touch()
+    empty, missing = _check(tmp_path), _check(tmp_path / "missing")
+    assert (empty.returncode, missing.returncode) == (2, 2)
+    assert f"nothing was recorded in {tmp_path}" in empty.stderr
+    assert f"there is no folder {tmp_path / 'missing'}" in missing.stderr
+    assert empty.stdout + missing.stdout == ""

@@ -11,6 +11,7 @@ from services.waiting import eventually, until
 from duecourse.model import bounds, slots
 from duecourse.server.core import errors
 from duecourse.server.core.effects import Submitted
+from duecourse.server.core.events import Tick
 from duecourse.server.core.task import DEFAULT_POLICY, Lane, ShardId, Submission
 from duecourse.server.failpoints import Failpoints
 from duecourse.server.leadership import Superseded
@@ -209,6 +210,15 @@ async def _be_replaced(store: TroubledStore, task: Submission) -> None:
         await store.raise_epochs(COORDINATION, [RaiseRequest(task.shard, b"another".ljust(16))], 0)
         assert await scheduler.commands.submit([task]) == [errors.NoLeader(task.shard)]
         await until(lambda: False)
+
+
+async def test_a_drain_ends_only_once_all_that_has_come_is_handled() -> None:
+    async with running(TroubledStore()) as scheduler:
+        scheduler.loop.post(ShardId(0), Tick())
+        assert scheduler.lanes.is_idle
+        assert scheduler.loop.inbox_size
+        await scheduler.finish_drain(SystemClock().elapsed() + bounds.MINUTE)
+        assert not scheduler.loop.inbox_size
 
 
 async def test_nothing_of_a_refused_cancellation_is_left_to_the_garbage_collector() -> None:

@@ -15,7 +15,7 @@ from duecourse.server.core.task import AttemptOutcome
 from duecourse.server.storage import CommitAnswer
 from duecourse.v1 import worker_service_pb2
 
-_ENOUGH_SEEDS: Final = 500
+ENOUGH_SEEDS: Final = 500
 """So many of a kind see all of it: even the rarest was seen by one in a hundred of 300."""
 _LEAST_COUNTED: Final = {Kind.CLUSTER: 0.9, Kind.SOLO: 0.8}
 """The share of so many seeds that counts, at least: of 300, 96 % and 86 % did. A node that is alone goes on leading
@@ -68,7 +68,7 @@ _OF_KIND: Final = {
 
 def lost(kind: Kind, seeds: int, counted: int, seen: Mapping[str, int]) -> list[str]:
     """Return what should have happened and did not, if the seeds were many enough for all of it."""
-    if seeds < _ENOUGH_SEEDS:
+    if seeds < ENOUGH_SEEDS:
         return []
     too_few = [f"{counted} counted seeds are too few"] if counted < _LEAST_COUNTED[kind] * seeds else []
     return too_few + missing(kind, seen)

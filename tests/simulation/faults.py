@@ -114,7 +114,8 @@ class Faults:
         if self._is_stopped:
             return
         world = self._world
-        if _STRIKES[fault.kind](self, fault, self._victim(fault, process)):
+        address = self._victim(fault, process)
+        if _STRIKES[fault.kind](self, fault, address):
             if self._changes_before is None:
                 self._changes_before = world.checker.changes_of_leader
             self.fired[fault.kind] += 1
@@ -123,7 +124,8 @@ class Faults:
             world.checker.coverage[f"fault {fault.kind}"] += 1
             moment = "" if process is None else f", at {fault.moment!r} of {process}"
             lasting = f"{fault.duration / bounds.SECOND:.3f} s"
-            world.note("world", f"strikes: {fault.kind} {fault.target} for {lasting}{moment}")
+            whom = f"{address}/{self._worker(fault)}"
+            world.note("world", f"strikes: {fault.kind} on {whom} for {lasting}{moment}")
 
     def _victim(self, fault: FaultPlan, process: Process | None) -> str:
         """Return the address of the node that a fault strikes, if it strikes a node."""

@@ -84,7 +84,7 @@ class Healing:
         until = max(self._world.loop.now, self._reconnected_by) + _SETTLES_WITHIN
         while missing := self._unequal():
             if self._world.loop.now > until:
-                self._checker.fail("P9", f"credit is lost: {'; '.join(missing)}")
+                self._checker.fail("P9", f"credit differs: {'; '.join(missing)}")
                 return
             await clock.sleep(STEP)
 

@@ -188,6 +188,27 @@ MUTATIONS: Final = (
         "        pass\n",
     ),
     Mutation(
+        "what came too late to be renewed for certain is started at once",
+        "worker/duecourse/worker/protocol.py",
+        "            self.holdings.admit(attempt, is_short)\n",
+        "            self.holdings.admit(attempt, False)\n",
+        why_not_found="a link has to keep an assignment for most of its lease; tests/worker has one",
+    ),
+    Mutation(
+        "an adoption that finds another revision is not written again",
+        f"{_SERVER}/core/shard.py",
+        "        again = [] if cause is None or isinstance(cause, Grant) else [cause]\n",
+        "        again = [cause] if isinstance(cause, End | Cancel | Start) else []\n",
+        why_not_found="the store has to fall back to just that attempt while its term goes on; tests/core has it",
+    ),
+    Mutation(
+        "lists are asked for before what is lost is told",
+        f"{_SERVER}/streams/worker_stream.py",
+        "        waiting = self._ledger.sent_after(outbox.sent_number, tokens)\n",
+        "        waiting = list(tokens)\n",
+        why_not_found="costs lists, until what is lost is told; tests/streams has it",
+    ),
+    Mutation(
         "a list of leases forgets what was renewed before it",
         f"{_WORKER}/node_stream.py",
         "        for token in counted - self._held.keys():\n            self.hold(token)\n",
@@ -473,6 +494,7 @@ MUTATIONS: Final = (
         f"{_SERVER}/scheduler.py",
         "not (self.lanes.is_idle and not self.loop.inbox_size)",
         "not self.lanes.is_idle",
+        why_not_found="the answer of the store has to wait for the loop just then; tests/shards has it do so",
     ),
     Mutation(
         "a clock is set by what was confirmed before a step",

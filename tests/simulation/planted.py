@@ -28,7 +28,7 @@ from simulation.seeds import FOUND
 
 ROOT: Final = Path(__file__).parent.parent.parent
 _SOURCES: Final = ("server", "worker", "client", "proto/gen")
-_NOTHING: Final = Mutation("nothing, to compare with", "pyproject.toml", "[project]", "[project]")
+_NOTHING: Final = Mutation("the code unchanged, as a control", "pyproject.toml", "[project]", "[project]")
 _SEEDS_OF_SURVIVORS: Final = 100
 _MINUTES: Final = 60
 """What a mutation gets: one that has the simulation go round in circles would never come to an end."""
@@ -71,7 +71,7 @@ def main(given_arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--kind", type=arguments.kind, help="cluster or solo (default: both by turns)")
     parser.add_argument(
-        "--only", default="", help="only mutations whose name contains this, and nothing, which is always tried"
+        "--only", default="", help="only faults whose name contains this (and always the code unchanged, as a control)"
     )
     given = parser.parse_args(given_arguments)
     if not any(given.only in mutation.name for mutation in MUTATIONS):
@@ -92,7 +92,8 @@ def main(given_arguments: Sequence[str] | None = None) -> int:
             for number, tried in enumerate(as_completed(tries), start=1):
                 mutation = tries[tried]
                 outcome, told = tried.result()
-                outcomes[outcome] += 1
+                if mutation is not _NOTHING:
+                    outcomes[outcome] += 1
                 is_right = outcome is _expected(mutation)
                 line = f"{mutation.name:69} {told}"
                 if not is_right:

@@ -11,21 +11,27 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import Final
+from multiprocessing import active_children
+from types import FrameType
+from typing import Final, Never
 
 from simulation import arguments, coverage, plan, shrink, trace, world
+from simulation.history import Violation
 from simulation.plan import Kind
 
-from duecourse.timing.clock import SystemClock
+from duecourse.model import bounds
 
+CPU_SECONDS: Final = 60
+"""Most seeds take less than one. What takes so long goes round in circles."""
 _CHUNK: Final = 8
 INTERRUPTED: Final = 130
 """The exit code after Ctrl-C."""
-_clock = SystemClock()
 
 
 @dataclass(slots=True)
@@ -55,12 +61,12 @@ class Tally:
         return coverage.lost(kind, self.seeds, self.counted, self.coverage)
 
 
-def run_seeds(kind: Kind, seeds: Sequence[int]) -> Tally:
-    """Run some seeds of a kind one after another."""
+def run_seeds(kind: Kind, seeds: Sequence[int], cpu_seconds: float = CPU_SECONDS) -> Tally:
+    """Run some seeds of a kind one after another. One that comes to no end ends the process."""
     tally = Tally()
     began = time.process_time()
     for seed in seeds:
-        result = world.run(plan.draw(seed, kind))
+        result = _run_limited(plan.draw(seed, kind), cpu_seconds)
         tally.seeds += 1
         tally.counted += result.counts
         tally.steps += result.steps
@@ -70,6 +76,24 @@ def run_seeds(kind: Kind, seeds: Sequence[int]) -> Tally:
             tally.failures.append((seed, str(result.violations[0])))
     tally.cpu_seconds = time.process_time() - began
     return tally
+
+
+def _run_limited(wanted: plan.Plan, cpu_seconds: float = CPU_SECONDS, *, is_verbose: bool = False) -> world.Result:
+    """Run a plan. One that comes to no end ends this process, since nothing can be relied on in the middle of it."""
+
+    def give_up(_: int, frame: FrameType | None) -> Never:
+        replay = f"poe simulate --kind {wanted.setup.kind} --seeds {wanted.seed} --trace"
+        print(f"{replay}: comes to no end within {cpu_seconds} s of CPU, and was here:", file=sys.stderr)
+        traceback.print_stack(frame)
+        sys.stderr.flush()
+        os._exit(1)
+
+    signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_seconds)
+    try:
+        return world.run(wanted, is_verbose=is_verbose)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def main(given_arguments: Sequence[str] | None = None) -> int:
@@ -100,6 +124,8 @@ def main(given_arguments: Sequence[str] | None = None) -> int:
     if given.trace:
         return _replay(plan.draw(seeds[0], given.kind), is_shrunk=given.shrink, shows_all=given.all)
     tally = Tally()
+    is_broken = is_interrupted = False
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for part in _run_everywhere(given.kind, seeds, given.jobs):
             tally.add(part)
@@ -109,37 +135,50 @@ def main(given_arguments: Sequence[str] | None = None) -> int:
             if len(tally.failures) >= given.stop_after:
                 break
     except KeyboardInterrupt:
-        _report(given.kind, tally)
-        return INTERRUPTED
+        is_interrupted = True
+        print("interrupted: what had begun is not told", file=sys.stderr)
+    except BrokenProcessPool:
+        is_broken = True
+        print("broken off, since a process ended in the middle of a seed", file=sys.stderr)
     _report(given.kind, tally)
-    return 1 if tally.failures or tally.lost(given.kind) else 0
+    if is_interrupted:
+        return INTERRUPTED
+    return 1 if is_broken or tally.failures or tally.lost(given.kind) else 0
 
 
 def _run_everywhere(kind: Kind, seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
     chunks = [seeds[start : start + _CHUNK] for start in range(0, len(seeds), _CHUNK)]
     # Also a single one: a run that is interrupted in the middle leaves coroutines that complain.
-    with ProcessPoolExecutor(jobs, initializer=_ignore_interrupts) as pool:
+    with ProcessPoolExecutor(jobs, initializer=_leave_signals_to_the_parent) as pool:
         running = [pool.submit(run_seeds, kind, chunk) for chunk in chunks]
         try:
             for done in as_completed(running):
                 yield done.result()
         finally:
-            # Not waiting for the rest would leave an executor that breaks when the interpreter ends.
-            pool.shutdown(cancel_futures=True)
+            # Once is enough: another interrupt would only disturb the end.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in active_children():
+                child.terminate()
 
 
-def _ignore_interrupts() -> None:
-    """Leave it to the parent, which waits for what has begun."""
+def _leave_signals_to_the_parent() -> None:
+    """Let it end its children itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _replay(wanted: plan.Plan, *, is_shrunk: bool, shows_all: bool) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if is_shrunk:
-        wanted = shrink.shrink(wanted, lambda text: print(text, file=sys.stderr))
-    result = world.run(wanted, is_verbose=True)
-    print("\n".join(trace.readable(result, shows_all=shows_all)))
+        wanted = shrink.shrink(wanted, _first_violation, lambda text: print(text, file=sys.stderr, flush=True))
+    result = _run_limited(wanted, is_verbose=True)
+    print("\n".join(trace.readable(result, _commit(), shows_all=shows_all)))
     return 1 if result.violations else 0
+
+
+def _first_violation(wanted: plan.Plan) -> Violation | None:
+    return next(iter(_run_limited(wanted).violations), None)
 
 
 def _show_progress(tally: Tally, wanted: int) -> None:
@@ -152,9 +191,10 @@ def _report(kind: Kind, tally: Tally) -> None:
     rate = tally.steps / max(tally.cpu_seconds, 1e-9)
     print(
         f"{tally.seeds} seeds, {tally.counted} of them counted; {tally.steps} events,"
-        f" {tally.simulated / 3_600_000_000:.1f} simulated hours; {rate:.0f} events a second on one core"
+        f" {tally.simulated / bounds.MINUTE:.0f} simulated minutes; {rate:.0f} events a second on one core"
     )
-    print(f"not seen: {', '.join(coverage.missing(kind, tally.coverage)) or 'nothing'}")
+    if tally.seeds >= coverage.ENOUGH_SEEDS:
+        print(f"not seen: {', '.join(coverage.missing(kind, tally.coverage)) or 'nothing'}")
     if lost := tally.lost(kind):
         print(f"SO MANY SEEDS SHOULD HAVE SEEN MORE: {', '.join(lost)}")
     for seed, text in sorted(tally.failures):
@@ -163,7 +203,9 @@ def _report(kind: Kind, tally: Tally) -> None:
 
 
 def _commit() -> str:
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    changed = " with uncommitted changes"
+    describe = ["git", "describe", "--always", f"--dirty={changed}"]
+    found = subprocess.run(describe, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 
 

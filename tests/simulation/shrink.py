@@ -1,58 +1,63 @@
 """Makes a failing plan smaller: fewer faults, fewer tasks, as long as it breaks in the same way."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
+from typing import Any, Final
 
-from simulation import world
-from simulation.plan import FaultPlan, Plan, TaskPlan
+from simulation.history import Violation
+from simulation.plan import Plan
 
-_T = TypeVar("_T")
+Breaks = Callable[[Plan], Violation | None]
+"""Runs a plan, and returns what it breaks first."""
+_PARTS: Final = ("faults", "tasks")
 
 
-def shrink(plan: Plan, tell: Callable[[str], None]) -> Plan:
-    """Return the smallest plan found; the same one if it does not fail."""
-    broken = _broken(plan)
+def shrink(plan: Plan, breaks: Breaks, tell: Callable[[str], None]) -> Plan:
+    """Return the smallest plan found; the same one if it does not fail. Tells of each that is smaller than the last."""
+    broken = _broken(plan, breaks)
     if broken is None:
+        tell("it does not fail, so there is nothing to leave out")
         return plan
-    before = (-1, -1)
-    while before != (len(plan.faults), len(plan.tasks)):
-        before = (len(plan.faults), len(plan.tasks))
-        plan = replace(plan, faults=_fewer(plan.faults, partial(_fails_with_faults, plan, broken)))
-        plan = replace(plan, tasks=_fewer(plan.tasks, partial(_fails_with_tasks, plan, broken)))
-        tell(f"{len(plan.faults)} faults and {len(plan.tasks)} tasks still break {broken[0]}")
+    tell(f"{broken[0]} is broken: leaving out faults and tasks for as long as it still is")
+    last = None
+    while plan is not last:
+        last = plan
+        for part in _PARTS:
+            plan = _with_fewer(plan, part, breaks, broken, tell)
     return plan
 
 
-def _fails_with_faults(plan: Plan, broken: Sequence[str], faults: Sequence[FaultPlan]) -> bool:
-    return _broken(replace(plan, faults=faults)) == broken
+def gist(violation: Violation) -> Sequence[str]:
+    """Return the invariant that was broken and what is said of it, but for names, numbers, and an account of details.
+
+    A text is a sentence, with the name of a task before it or details behind it, parted from it by a colon, or by a
+    semicolon.
+    """
+    parts = [part.split() for part in re.split("[:;] ", violation.text)]
+    sentence = next((part for part in parts if len(part) > 1), [])
+    words = (word.strip(",") for word in sentence)
+    return [violation.invariant, *(word for word in words if word.isalpha() and len(word) > 1)]
 
 
-def _fails_with_tasks(plan: Plan, broken: Sequence[str], tasks: Sequence[TaskPlan]) -> bool:
-    return _broken(replace(plan, tasks=tasks)) == broken
-
-
-def _broken(plan: Plan) -> Sequence[str] | None:
-    """Return the invariant that breaks first and what is said of it, but for names and numbers; None: none does."""
-    violations = world.run(plan).violations
-    if not violations:
-        return None
-    words = (word.strip(":;,") for word in violations[0].text.split())
-    return [violations[0].invariant, *(word for word in words if word.isalpha())]
-
-
-def _fewer(items: Sequence[_T], fails: Callable[[Sequence[_T]], bool]) -> Sequence[_T]:
-    """Leave out halves, then quarters, and so on down to single items, as long as it still fails."""
-    size = max(1, len(items) // 2)
+def _with_fewer(plan: Plan, part: str, breaks: Breaks, broken: Sequence[str], tell: Callable[[str], None]) -> Plan:
+    """Leave out halves of a part, then quarters, and so on down to single items, as long as it still fails."""
+    size = max(1, len(getattr(plan, part)) // 2)
     while True:
         start = 0
-        while start < len(items):
-            few = [*items[:start], *items[start + size :]]
-            if len(few) < len(items) and fails(few):
-                items = few
+        while start < len(items := getattr(plan, part)):
+            changes: dict[str, Any] = {part: [*items[:start], *items[start + size :]]}
+            fewer = replace(plan, **changes)
+            if _broken(fewer, breaks) == broken:
+                plan = fewer
+                tell(f"{len(plan.faults)} faults and {len(plan.tasks)} tasks still break {broken[0]}")
             else:
                 start += size
         if size == 1:
-            return items
+            return plan
         size //= 2
+
+
+def _broken(plan: Plan, breaks: Breaks) -> Sequence[str] | None:
+    violation = breaks(plan)
+    return None if violation is None else gist(violation)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from duecourse.cli import values
 
@@ -15,6 +15,7 @@ NODE_COLUMNS = (
     *("standing", "ready", "oldest", "streams", "clock"),
 )
 SHARD_COLUMNS = ("shard", "slots", "state", "leader", "epoch", "in memory", "leases")
+_SOLO: Final = "solo"
 
 
 def unled(cluster: "Cluster") -> str | None:
@@ -31,7 +32,7 @@ def pairs(cluster: "Cluster") -> list[tuple[str, str]]:
     waiting = f"{count:,} {'task' if count == 1 else 'tasks'}, the oldest for"
     oldest = max((node.oldest_ready_age for node in told), default=timedelta())
     return [
-        ("coordination", cluster.coordination),
+        ("coordination", _coordination(cluster)),
         ("version", _common_version(cluster)),
         ("answered by", cluster.answering_node),
         ("shards", ", ".join(f"{count} {state}" for state, count in sorted(states.items()))),
@@ -146,6 +147,11 @@ def _node_object(cluster: "Cluster", node: "Node") -> dict[str, Any]:
         "answered": node.answered,
         **(told if node.answered else dict.fromkeys(told)),
     }
+
+
+def _coordination(cluster: "Cluster") -> str:
+    """Say by what nodes agree: of several it is named by the id that etcd and the store share."""
+    return cluster.coordination if cluster.coordination in ("", _SOLO) else f"etcd, cluster {cluster.coordination}"
 
 
 def _common_version(cluster: "Cluster") -> str:

@@ -55,7 +55,7 @@ def status(
                     session.run(_watch(session.client, show))
                 except KeyboardInterrupt:
                     return
-        found = session.run(session.client.cluster())
+        found = session.ask(session.client.cluster())
     if as_json:
         output.say_json(cluster_view.as_object(found, has_shards=show_shards))
     else:

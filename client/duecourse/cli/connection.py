@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import Coroutine, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from duecourse.cli import exits, values
+from duecourse.cli import exits, output, values
 from duecourse.model import bounds
 from duecourse.model.addresses import several
 
@@ -20,6 +21,8 @@ _Answer = TypeVar("_Answer")
 
 DEFAULT_ADDRESS: Final = f"127.0.0.1:{bounds.API_PORT}"
 DEFAULT_TIMEOUT: Final = "10s"
+_SILENCE: Final = timedelta(seconds=1)
+"""After it a person is told what is waited for."""
 
 Address = Annotated[
     str,
@@ -31,7 +34,15 @@ Address = Annotated[
     ),
 ]
 Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", envvar="DUECOURSE_NAMESPACE", metavar="NAME", help="Whose tasks these are.")
+    str,
+    typer.Option(
+        "--namespace",
+        "-n",
+        envvar="DUECOURSE_NAMESPACE",
+        metavar="NAME",
+        callback=values.name,
+        help="Whose tasks these are.",
+    ),
 ]
 Timeout = Annotated[
     str, typer.Option("--timeout", metavar="DURATION", help="How long to try before giving up, such as 500ms or 30s.")
@@ -42,13 +53,29 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a lin
 class Session:
     """A client, and the event loop that it lives on."""
 
-    def __init__(self, runner: asyncio.Runner, client: "Client") -> None:
+    def __init__(self, runner: asyncio.Runner, client: "Client", address: str, timeout: timedelta) -> None:
         self._runner = runner
+        self._address = address
+        self._timeout = timeout
         self.client = client
 
     def run(self, call: Coroutine[Any, Any, _Answer]) -> _Answer:
         """Make a call. Between calls an interrupt works as everywhere, also while input is waited for."""
         return self._runner.run(call)
+
+    def ask(self, call: Coroutine[Any, Any, _Answer], *, takes: timedelta = timedelta()) -> _Answer:
+        """Make a call that is answered at once, or once what it `takes` is over; if it is not, tell who waits."""
+        return self.run(self._ask(call, takes) if sys.stderr.isatty() else call)
+
+    async def _ask(self, call: Coroutine[Any, Any, _Answer], takes: timedelta) -> _Answer:
+        limit = f"{(self._timeout + takes).total_seconds():g} s"
+        line = f"{self._address} does not answer yet; trying for up to {limit}"
+        after = (_SILENCE + takes).total_seconds()
+        notice = asyncio.get_running_loop().call_later(after, output.tell, line)
+        try:
+            return await call
+        finally:
+            notice.cancel()
 
 
 @contextlib.contextmanager
@@ -61,7 +88,7 @@ def session(address: str, namespace: str, timeout: str) -> Iterator[Session]:
     with asyncio.Runner() as runner:
         connected = client.Client(split(address), namespace=namespace, timeout=limit)
         try:
-            yield Session(runner, connected)
+            yield Session(runner, connected, address, limit)
         except client.DuecourseError as failure:
             raise typer.Exit(exits.fail(exits.explain(failure, address), exits.of(failure))) from None
         finally:

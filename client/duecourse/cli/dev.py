@@ -63,8 +63,13 @@ def default_folder() -> Path:
 async def _dev(folder: Path, nodes: int, port: int, admin_port: int) -> int:
     from duecourse.cli.launcher import children, cluster, errors, ports, running
 
-    for name, first in (("port", port), ("admin-port", admin_port)):
-        for wanted in (first + number * cluster.PORT_STEP for number in range(nodes)):
+    steps = range(0, nodes * cluster.PORT_STEP, cluster.PORT_STEP)
+    api_ports, admin_ports = ([first + step for step in steps] for first in (port, admin_port))
+    if both := set(api_ports) & set(admin_ports):
+        where = f"--port and --admin-port both come to {min(both)}: choose another --admin-port"
+        return exits.fail(where, exits.ExitCode.USAGE)
+    for name, several in (("port", api_ports), ("admin-port", admin_ports)):
+        for wanted in several:
             if not ports.is_free(wanted):
                 return exits.fail(
                     f"port {wanted} is in use: is another `duecourse dev` running? Choose another --{name}"

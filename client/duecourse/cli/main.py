@@ -1,57 +1,19 @@
-"""The command line `duecourse`: which commands there are.
+"""The command line `duecourse`. An interrupt ends it quietly, also while what it is made of is still being imported."""
 
-A command imports what it needs when it runs, so that help and completion answer at once.
-"""
+import sys
+from typing import Final
 
-from typing import Annotated
-
-import typer
-
-from duecourse.cli import bench, clusters, demo, dev, exits, nodes, output, servers, stores, tasks, workers
-
-app = typer.Typer(
-    name="duecourse",
-    help="Duecourse, a durable delayed task scheduler: on time to the millisecond, never lost, and provably so.",
-    epilog=exits.EPILOG,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(tasks.app)
-app.add_typer(clusters.app)
-app.add_typer(nodes.app)
-app.add_typer(stores.app)
-app.add_typer(bench.app)
-app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)(servers.server)
-app.command(epilog=exits.EPILOG)(workers.worker)
-app.command(epilog=exits.EPILOG)(dev.dev)
-app.command()(demo.demo)
+_INTERRUPTED: Final = 130
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        from duecourse.cli import commands
 
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from importlib import metadata
-
-        output.say(metadata.version("duecourse"))
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass
+        commands.app()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

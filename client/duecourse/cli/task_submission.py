@@ -9,6 +9,7 @@ import typer
 
 from duecourse.cli import connection, exits, output, values
 from duecourse.cli.connection import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Address, Json, Namespace, Timeout
+from duecourse.model import bounds
 
 _TIME = "When"
 _HOW = "How it is run"
@@ -16,10 +17,13 @@ _HOW = "How it is run"
 
 def submit(
     task_type: Annotated[
-        str | None, typer.Option("--type", "-t", metavar="NAME", help="Which handler runs it.")
+        str | None, typer.Option("--type", "-t", metavar="NAME", callback=values.name, help="Which handler runs it.")
     ] = None,
     queue: Annotated[
-        str | None, typer.Option("--queue", "-q", metavar="NAME", help="Which workers get it. Default: default.")
+        str | None,
+        typer.Option(
+            "--queue", "-q", metavar="NAME", callback=values.name, help="Which workers get it. Default: default."
+        ),
     ] = None,
     payload: Annotated[
         str | None,
@@ -38,7 +42,10 @@ def submit(
     task_id: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="ID", help="The task's id: submitting it again is no second task. Generated if absent."
+            "--id",
+            metavar="ID",
+            callback=values.name,
+            help="The task's id: submitting it again is no second task. Generated if absent.",
         ),
     ] = None,
     run_at: Annotated[
@@ -47,7 +54,12 @@ def submit(
     ] = None,
     delay: Annotated[
         str | None,
-        typer.Option("--delay", metavar="DURATION", help="How far ahead, such as 10s or 24h.", rich_help_panel=_TIME),
+        typer.Option(
+            "--delay",
+            metavar="DURATION",
+            help="How far ahead, such as 10s or 24h; a number alone is seconds.",
+            rich_help_panel=_TIME,
+        ),
     ] = None,
     now: Annotated[
         bool, typer.Option("--now", help="At once. This is also what happens without a time.", rich_help_panel=_TIME)
@@ -64,15 +76,33 @@ def submit(
     ] = None,
     priority: Annotated[
         int | None,
-        typer.Option("--priority", help="-10 to 10, greater is sooner. Default: 0.", rich_help_panel=_HOW),
+        typer.Option(
+            "--priority",
+            min=bounds.MIN_PRIORITY,
+            max=bounds.MAX_PRIORITY,
+            help="Greater is sooner. Default: 0.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
     fairness_key: Annotated[
         str | None,
-        typer.Option("--fairness-key", metavar="NAME", help="Whose share of the queue it uses.", rich_help_panel=_HOW),
+        typer.Option(
+            "--fairness-key",
+            metavar="NAME",
+            callback=values.name,
+            help="Whose share of the queue it uses.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
     max_attempts: Annotated[
         int | None,
-        typer.Option("--max-attempts", help="How often it is tried. Default: 5.", rich_help_panel=_HOW),
+        typer.Option(
+            "--max-attempts",
+            min=1,
+            max=bounds.MAX_MAX_ATTEMPTS,
+            help="How often it is tried. Default: 5.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
     attempt_timeout: Annotated[
         str | None,
@@ -160,7 +190,7 @@ def _submit_one(given: dict[str, Any], as_json: bool, address: str, namespace: s
         raise typer.Exit(exits.fail(_by_flag(str(error)), exits.ExitCode.USAGE)) from None
     task.payload = payload
     with connection.session(address, namespace, timeout) as session:
-        submitted = session.run(session.client.submit(task))
+        submitted = session.ask(session.client.submit(task))
     if as_json:
         output.say_json(
             {"task_id": submitted.task_id, "uid": submitted.uid.hex(), "created": submitted.created},

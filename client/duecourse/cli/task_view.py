@@ -39,7 +39,6 @@ def short_row(task: Task) -> tuple[str, ...]:
 
 def pairs(task: Task) -> list[tuple[str, str]]:
     """Show a task whole, but its attempts; what is empty or at its default has no value."""
-    policy = task.retry_policy
     return [
         ("task id", task.task_id),
         ("uid", task.uid.hex()),
@@ -55,7 +54,7 @@ def pairs(task: Task) -> list[tuple[str, str]]:
         ("due", values.write_instant(task.due_time)),
         ("created", values.write_instant(task.create_time)),
         ("ended", values.write_instant(task.end_time)),
-        ("attempts", f"{task.attempt_count} (at most {policy.max_attempts} a round)"),
+        ("attempts", _attempts(task)),
         ("round", str(task.round) if task.round > 1 else ""),
         ("attempt timeout", _duration(task.attempt_timeout) or ""),
         ("start deadline", values.write_instant(task.start_deadline)),
@@ -98,6 +97,11 @@ def short_attempt_row(attempt: Attempt) -> tuple[str, ...]:
         progress,
         failure,
     )
+
+
+def has_failures_unseen(task: Task) -> bool:
+    """Tell whether a task's attempts, which were not asked for, say why it is where it is."""
+    return task.attempts is None and task.attempt_count > 0 and task.state in (TaskState.FAILED, TaskState.RETRY_WAIT)
 
 
 def overdue(task: Task, now: datetime) -> timedelta:
@@ -182,6 +186,12 @@ def _attempt_as_json(attempt: Attempt) -> dict[str, Any]:
             "failure": attempt.failure and {"type": attempt.failure.type, "message": attempt.failure.message},
         }
     )
+
+
+def _attempts(task: Task) -> str:
+    """Say how many there were of how many; of rounds only if there was more than one."""
+    each = " in each round" if task.round > 1 else ""
+    return f"{task.attempt_count} (at most {task.retry_policy.max_attempts}{each})"
 
 
 def _known(shown: dict[str, Any]) -> dict[str, Any]:

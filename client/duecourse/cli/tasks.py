@@ -19,7 +19,7 @@ app.command(epilog=exits.EPILOG)(task_submission.submit)
 
 _LOOK_LIMIT: Final = timedelta(seconds=2)
 
-TaskIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The task's id.")]
+TaskIdArgument = Annotated[str, typer.Argument(metavar="ID", callback=values.name, help="The task's id.")]
 
 
 @app.command(epilog=exits.EPILOG)
@@ -33,7 +33,7 @@ def get(
 ) -> None:
     """Show a task."""
     with connection.session(address, namespace, timeout) as session:
-        task = session.run(session.client.get(task_id, full=full))
+        task = session.ask(session.client.get(task_id, full=full))
         why = None if as_json else session.run(_why_it_waits(session.client, task))
     from duecourse.cli import task_view
 
@@ -46,6 +46,8 @@ def get(
         output.say_table(task_view.ATTEMPT_COLUMNS, map(row, task.attempts))
     if why is not None:
         output.tell(why)
+    if task_view.has_failures_unseen(task):
+        output.tell("what its attempts failed with: `--full` shows them")
 
 
 async def _why_it_waits(client: "Client", task: "Task") -> str | None:
@@ -114,13 +116,13 @@ def cancel(
 ) -> None:
     """Cancel a task, and tell whether it may have run.
 
-    prevented: no handler ran or will run.
-    requested: a handler may be running and was asked to stop.
-    already_finished: it had ended before.
+    - prevented: no handler ran or will run.
+    - requested: a handler may be running and was asked to stop.
+    - already_finished: it had ended before.
     """
     bound = timedelta(microseconds=values.duration("--wait", wait))
     with connection.session(address, namespace, timeout) as session:
-        done = session.run(session.client.cancel(task_id, wait=bound, expected_revision=revision))
+        done = session.ask(session.client.cancel(task_id, wait=bound, expected_revision=revision), takes=bound)
     if as_json:
         output.say_json(
             {"result": done.result, "state": done.state, "earlier_attempt_may_run": done.earlier_attempt_may_run}

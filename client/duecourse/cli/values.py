@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import typer
 
-from duecourse.model import bounds, durations
+from duecourse.model import bounds, durations, names
 from duecourse.model.instants import Micros
 
 
@@ -15,6 +15,13 @@ def duration(name: str, text: str) -> Micros:
         return durations.parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=name) from None
+
+
+def name(text: str | None) -> str | None:
+    """Read an id or a name, if there is one; a bad one ends the command with a line on its option."""
+    if text is not None and not names.is_name(text):
+        raise typer.BadParameter(f"{text!r} is no name: 1 to {bounds.MAX_NAME_BYTES} of {names.ALPHABET}")
+    return text
 
 
 def instant(text: str) -> datetime:

