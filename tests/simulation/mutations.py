@@ -189,9 +189,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "what came too late to be renewed for certain is started at once",
-        "worker/duecourse/worker/protocol.py",
-        "            self.holdings.admit(attempt, is_short)\n",
-        "            self.holdings.admit(attempt, False)\n",
+        f"{_WORKER}/holdings.py",
+        "            if attempt.is_short(now) and not (attempt.is_urgent or self._is_renewed(attempt)):\n",
+        "            if False:\n",
         why_not_found="a link has to keep an assignment for most of its lease; tests/worker has one",
     ),
     Mutation(
@@ -205,7 +205,7 @@ MUTATIONS: Final = (
         "lists are asked for before what is lost is told",
         f"{_SERVER}/streams/worker_stream.py",
         "        waiting = self._ledger.sent_after(outbox.sent_number, tokens)\n",
-        "        waiting = list(tokens)\n",
+        "        waiting = set(tokens)\n",
         why_not_found="costs lists, until what is lost is told; tests/streams has it",
     ),
     Mutation(

@@ -27,7 +27,7 @@ from simulation.plan import Kind
 
 from duecourse.model import bounds
 
-CPU_SECONDS: Final = 60
+SEED_CPU_SECONDS: Final = 60
 """Most seeds take less than one. What takes so long goes round in circles."""
 _CHUNK: Final = 8
 INTERRUPTED: Final = 130
@@ -61,7 +61,7 @@ class Tally:
         return coverage.lost(kind, self.seeds, self.counted, self.coverage)
 
 
-def run_seeds(kind: Kind, seeds: Sequence[int], cpu_seconds: float = CPU_SECONDS) -> Tally:
+def run_seeds(kind: Kind, seeds: Sequence[int], cpu_seconds: float = SEED_CPU_SECONDS) -> Tally:
     """Run some seeds of a kind one after another. One that comes to no end ends the process."""
     tally = Tally()
     began = time.process_time()
@@ -78,7 +78,7 @@ def run_seeds(kind: Kind, seeds: Sequence[int], cpu_seconds: float = CPU_SECONDS
     return tally
 
 
-def _run_limited(wanted: plan.Plan, cpu_seconds: float = CPU_SECONDS, *, is_verbose: bool = False) -> world.Result:
+def _run_limited(wanted: plan.Plan, cpu_seconds: float = SEED_CPU_SECONDS, *, is_verbose: bool = False) -> world.Result:
     """Run a plan. One that comes to no end ends this process, since nothing can be relied on in the middle of it."""
 
     def give_up(_: int, frame: FrameType | None) -> Never:
@@ -178,6 +178,15 @@ def _replay(wanted: plan.Plan, *, is_shrunk: bool, shows_all: bool) -> int:
 
 
 def _first_violation(wanted: plan.Plan) -> Violation | None:
+    """Run a plan in a process of its own, which a smaller plan that comes to no end may end."""
+    with ProcessPoolExecutor(1, initializer=_leave_signals_to_the_parent) as pool:
+        try:
+            return pool.submit(_violation_of, wanted).result()
+        except BrokenProcessPool:
+            return Violation("L1", "it comes to no end", 0, None)
+
+
+def _violation_of(wanted: plan.Plan) -> Violation | None:
     return next(iter(_run_limited(wanted).violations), None)
 
 

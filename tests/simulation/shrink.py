@@ -32,11 +32,12 @@ def gist(violation: Violation) -> Sequence[str]:
     """Return the invariant that was broken and what is said of it, but for names, numbers, and an account of details.
 
     A text is a sentence, with the name of a task before it or details behind it, parted from it by a colon, or by a
-    semicolon.
+    semicolon. What has failed unexpectedly (S20) differs by the details.
     """
     parts = [part.split() for part in re.split("[:;] ", violation.text)]
     sentence = next((part for part in parts if len(part) > 1), [])
-    words = (word.strip(",") for word in sentence)
+    said = re.split("[^A-Za-z_]+", violation.text) if violation.invariant == "S20" else sentence
+    words = (word.strip(",") for word in said)
     return [violation.invariant, *(word for word in words if word.isalpha() and len(word) > 1)]
 
 

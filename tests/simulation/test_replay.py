@@ -35,6 +35,12 @@ def test_other_failures_are_told_apart(text: str, other: str) -> None:
     assert shrink.gist(_violation(text)) != shrink.gist(_violation(other))
 
 
+def test_of_what_failed_unexpectedly_the_details_count() -> None:
+    one = "node-1 failed: AssertionError('a lease has an attempt') at shard.py:10"
+    assert shrink.gist(_violation(one, "S20")) != shrink.gist(_violation("node-1 failed: KeyError(b'x')", "S20"))
+    assert shrink.gist(_violation(one, "S20")) == shrink.gist(_violation(one.replace("-1", "-2"), "S20"))
+
+
 def test_a_plan_is_shrunk_to_what_its_failure_needs() -> None:
     whole = plan.draw(1)
     fault = whole.faults[len(whole.faults) // 2]
@@ -78,5 +84,5 @@ def test_a_seed_that_comes_to_no_end_ends_its_process_and_says_where_it_was() ->
     assert "world.py" in ran.stderr
 
 
-def _violation(text: str) -> Violation:
-    return Violation("S1", text, 0, None)
+def _violation(text: str, invariant: str = "S1") -> Violation:
+    return Violation(invariant, text, 0, None)

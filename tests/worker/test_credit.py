@@ -1,6 +1,6 @@
 """How credit is shared out."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from duecourse.worker.credit import DEMAND_LASTS, Account, distribute, forget_demand, move, rebalance
@@ -110,6 +110,7 @@ def test_streams_where_work_waits_share_alike_and_take_turns() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=2, max_size=5))
+@example([(0, 16), (3, 0), (3, 0), (12, 0)])
 def test_as_much_is_moved_as_waits_and_only_from_where_nothing_does(accounts: list[tuple[int, int]]) -> None:
     made = [an_account(out, demand) for out, demand in accounts]
     move(made)

@@ -231,6 +231,42 @@ class TestLateAssignments:
         machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
         assert machine.started == ["longer", "late"]
 
+    def test_one_that_waits_to_be_renewed_keeps_its_turn(self) -> None:
+        machine = Machine(slots=1, prefetch=3)
+        machine.open()
+        machine.assign(assignment("running"))
+        machine.wait(8 * bounds.SECOND + 1, tick=False)
+        machine.assign(assignment("first", lease_seconds=15), last_read=1)
+        machine.end("running")
+        assert machine.started == ["running"]
+        machine.assign(assignment("second"), assignment("third"))
+        assert machine.started == ["running", "second"]
+        machine.wait(0)
+        machine.flush()
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        machine.end("second")
+        assert machine.started == ["running", "second", "first"]
+
+    def test_one_that_became_short_while_it_waited_for_a_slot_waits_for_a_renewal_too(self) -> None:
+        machine = Machine(slots=1, prefetch=1)
+        machine.open()
+        machine.assign(assignment("running", lease_seconds=60), assignment("next", lease_seconds=15))
+        machine.wait(8 * bounds.SECOND + 1)
+        machine.flush()
+        machine.end("running")
+        assert machine.started == ["running"]
+        machine.hear(heartbeat=pb.NodeHeartbeat(last_read=len(machine.said["a"])))
+        assert machine.started == ["running", "next"]
+
+    def test_one_that_is_to_start_within_some_time_does_not_wait(self, machine: Machine) -> None:
+        machine.wait(8 * bounds.SECOND + 1, tick=False)
+        urgent = assignment("urgent", lease_seconds=15)
+        urgent.start_within.FromSeconds(3)
+        machine.assign(urgent, last_read=1)
+        assert machine.started == ["urgent"]
+        machine.wait(0)
+        assert machine.told("leases_held")
+
     @pytest.mark.parametrize("end", ["returned", "lost", "cancelled", "drained"])
     def test_one_that_waits_to_be_renewed_ends_as_others_do(self, machine: Machine, end: str) -> None:
         machine.wait(8 * bounds.SECOND + 1, tick=False)

@@ -36,7 +36,7 @@ def show(session: Session, wanted: TaskFilter, limit: int | None, as_json: bool)
     tasks = session.client.list(wanted, page_size=min(room + 1, bounds.MAX_PAGE))
     while True:
         size = min(room + 1, _TABLE_ROWS)
-        batch = session.ask(_take(tasks, size))
+        batch = session.run(_take(tasks, size))
         _show(batch[:room], as_json)
         if len(batch) > room:
             output.tell(f"there are more than {limit}; see them with --limit or --all")

@@ -244,7 +244,7 @@ class Settings(BaseSettings):
         default=bounds.DRAIN,
         description="How long a node that shuts down gives calls and streams to end by themselves.",
     )
-    idle_check: Annotated[Duration, AfterValidator(DurationRange(20 * bounds.MILLISECOND, 5 * bounds.SECOND))] = Field(
+    idle_check: Annotated[Duration, AfterValidator(DurationRange(20 * bounds.MILLISECOND, bounds.IDLE_CHECK))] = Field(
         default=bounds.IDLE_CHECK,
         description="How often a node asks the store whether its terms still stand.",
     )

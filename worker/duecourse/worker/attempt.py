@@ -4,7 +4,8 @@
 
             assigned                 start                    end                   verdict
     (none) ──────────▶ WAITING ───────────────▶ RUNNING ───────────────▶ ENDED ───────────────▶ (forgotten)
-                          │                        │                       ▲
+                          │ (renewed first,        │                       ▲
+                          │  if it came short)     │                       │
                           │ late, refused, drained │ lease lost            │
                           ├────────────────────────┼───────────────────────┘ Returned
                           └─ lease lost ▶ forgotten└▶ forgotten; its slot is free when the handler has ended
@@ -91,6 +92,12 @@ class Attempt:
     lease: Micros
     counts_from: Micros
     """When the lease's time began, as far as its own assignment and streams that have ended tell."""
+    came_with: Micros
+    """When it began by its own assignment alone."""
+    renewal_takes: Micros
+    """A lease of which less is left may end before it is known to be renewed."""
+    is_urgent: bool
+    """It is to start within some time, or not at all."""
     deadline: Micros | None
     start_by: Micros | None
     order: int
@@ -107,3 +114,7 @@ class Attempt:
     sent_on: int = 0
     """The serial of the stream that its outcome was last sent on; 0 for none."""
     progress: str = ""
+
+    def is_short(self, now: Micros) -> bool:
+        """Tell whether its lease, unless it was renewed, may end before it is known to be."""
+        return self.came_with + self.lease - now < self.renewal_takes

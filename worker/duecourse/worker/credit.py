@@ -137,13 +137,14 @@ def move(accounts: Sequence[Account], *, patiently: bool = True) -> None:
     givers = [account for account in accounts if account.out and not account.demand and not account.withdrawing]
     if wanted <= 0 or not givers:
         return
-    givers.sort(key=lambda account: account.out, reverse=True)
-    level = max(0, sum(account.out for account in givers) - wanted) // len(givers)
-    for account in givers:
-        count = min(account.out - level, wanted)
-        if count > 0:
-            account.withdraw(count)
-            wanted -= count
+    left = max(0, sum(account.out for account in givers) - wanted)
+    # From the lowest on, so that what those have not is left to the others, alike.
+    givers.sort(key=lambda account: account.out)
+    for index, account in enumerate(givers):
+        kept = min(account.out, left // (len(givers) - index))
+        left -= kept
+        if kept < account.out:
+            account.withdraw(account.out - kept)
 
 
 def rebalance(accounts: Sequence[Account]) -> None:

@@ -2,14 +2,16 @@
 
 Decides what starts, what is returned unstarted, and which handlers are asked to stop; `take` hands that over.
 A handler whose lease was lost is no longer held, but keeps its slot (and is in `running`) until it has ended.
-An attempt whose lease came with too little time left to learn of its renewal waits for that renewal first: started at
-once it might have to be stopped before it comes.
+An attempt that was never renewed, and has too little of its lease left to learn of a renewal, waits for one: started it
+might have to be stopped before that comes. One that is urgent starts: by waiting it would surely be missed.
 """
 
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 from duecourse.model import bounds
 from duecourse.model.instants import Micros
@@ -20,6 +22,7 @@ from duecourse.worker.terms import Terms
 
 # Started is told a little early, so that a check at every tick does not make it late.
 START_TOLD_AFTER: Final = bounds.STARTED_DELAY * 3 // 4
+_order: Final[Any] = attrgetter("order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,8 @@ class Holdings:
         self._outcomes = outcomes
         self._queue: deque[Attempt] = deque()
         self._threaded_queue: deque[Attempt] = deque()
-        self._unrenewed: dict[bytes, tuple[Attempt, Micros]] = {}
-        """Those that wait for a renewal, by token, and from when the lease of each counted as it came."""
+        self._unrenewed: dict[bytes, Attempt] = {}
+        """Those whose turn has come, and that wait for a renewal."""
         self._busy_threads = 0
         self._start: list[Attempt] = []
         self._stop: dict[StopReason, list[Attempt]] = {}
@@ -70,19 +73,17 @@ class Holdings:
             self._start = []
         return actions
 
-    def admit(self, attempt: Attempt, is_short: bool) -> None:
-        """Let an attempt wait for its start, and for the renewal of its lease first if that came short."""
+    def admit(self, attempt: Attempt) -> None:
+        """Let an attempt wait for its start."""
         self.held[attempt.token] = attempt
         self.waiting += 1
-        if is_short:
-            self._unrenewed[attempt.token] = attempt, attempt.counts_from
-        else:
-            self._queue_of(attempt).append(attempt)
+        self._queue_of(attempt).append(attempt)
 
     def start_waiting(self, now: Micros) -> None:
         """Start what waits, as far as there are slots and threads, in order; return what has become late."""
-        if self._unrenewed:
-            self._look_for_renewals(now)
+        for renewed in [one for one in self._unrenewed.values() if self._is_renewed(one)]:
+            del self._unrenewed[renewed.token]
+            insort(self._queue_of(renewed), renewed, key=_order)
         running = self.running
         while self.waiting and len(running) < self._capacity.slots:
             attempt = self._next_waiting()
@@ -91,6 +92,9 @@ class Holdings:
             if self._is_late(attempt, now):
                 self.late_count += 1
                 self._unstarted(attempt)
+                continue
+            if attempt.is_short(now) and not (attempt.is_urgent or self._is_renewed(attempt)):
+                self._unrenewed[attempt.token] = attempt
                 continue
             self._busy_threads += attempt.task_type in self._capacity.threaded
             self.waiting -= 1
@@ -185,14 +189,8 @@ class Holdings:
         self.waiting -= 1
         self._outcomes.keep(attempt, RETURNED)
 
-    def _look_for_renewals(self, now: Micros) -> None:
-        for attempt, came_with in list(self._unrenewed.values()):
-            if self._is_late(attempt, now):
-                self.late_count += 1
-                self.give_back(attempt)
-            elif self._terms.counts_from(attempt) > came_with:
-                self._unqueue(attempt)
-                self._queue_of(attempt).append(attempt)
+    def _is_renewed(self, attempt: Attempt) -> bool:
+        return self._terms.counts_from(attempt) > attempt.came_with
 
     def _unqueue(self, attempt: Attempt) -> None:
         if self._unrenewed.pop(attempt.token, None) is None:

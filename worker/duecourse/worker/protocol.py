@@ -6,9 +6,9 @@ One `Protocol` serves all of a worker's streams. Its methods take the elapsed ti
 - *Credit is conserved*: what is out on all streams, waiting, running and free is always `slots + prefetch`. A handler
   that runs on after its lease was lost keeps its slot.
 - *A late assignment is not started*: a lease's time counts from when the message was sent that the assignment named,
-  or from the last heartbeat or LeasesHeld that covered the lease and that the leader's stream has confirmed since. One
-  that comes with less left than a renewal may take waits for that, and less than LATE_ASSIGNMENT_MARGIN before its end
-  an unstarted attempt is Returned.
+  or from the last heartbeat or LeasesHeld that covered the lease and that the leader's stream has confirmed since. Less
+  than LATE_ASSIGNMENT_MARGIN before its end an unstarted attempt is Returned; one that was never renewed, and has less
+  left than a renewal may take, waits for that unless it is to start within some time.
 - *Lower epochs are refused*: such an assignment is Returned like a late one, to the shard's leader. Dropping it would
   be as safe, but only a leader that got LeasesHeld after its own term began would learn at once that nobody runs it.
 - *An outcome is kept* and sent again on every new stream and for every new term of its shard, until it is recorded or
@@ -217,7 +217,7 @@ class Protocol:
             items = [pb.Assignment.FromString(item.SerializeToString()) for item in items]
         for item in items:
             self.assigned_count += 1
-            self._admit(_attempt(item, stream.address, counts_from, self.assigned_count, now), stream, now)
+            self._admit(_attempt(item, stream, counts_from, self.assigned_count, now), stream, now)
 
     def _admit(self, attempt: Attempt, stream: NodeStream, now: Micros) -> None:
         """Let an attempt wait for its start, or end it Returned."""
@@ -235,10 +235,9 @@ class Protocol:
             self.outcomes.keep(attempt, RETURNED)
         else:
             stream.hold(token)
-            is_short = _is_short(attempt, stream.interval, now)
-            self.holdings.admit(attempt, is_short)
+            self.holdings.admit(attempt)
             # A list is confirmed sooner than the next heartbeat.
-            stream.is_list_due = stream.is_list_due or is_short
+            stream.is_list_due = stream.is_list_due or attempt.is_short(now)
 
     def _term_started(self, stream: NodeStream, started: pb.TermStarted) -> None:
         stream.want_list(started.request)
@@ -355,27 +354,23 @@ class Protocol:
         )
 
 
-def _is_short(attempt: Attempt, interval: Micros, now: Micros) -> bool:
-    """Tell whether a lease was so long under way that it may end before it is known to be renewed by a heartbeat.
-
-    A lease that is hardly longer than that is not short as long as two thirds of it are left: it never would be long.
-    """
-    renewed_within = interval + _TO_BE_CONFIRMED
-    return attempt.counts_from + attempt.lease - now < min(renewed_within, 2 * attempt.lease // 3)
-
-
-def _attempt(item: pb.Assignment, address: str, counts_from: Micros, order: int, now: Micros) -> Attempt:
+def _attempt(item: pb.Assignment, stream: NodeStream, counts_from: Micros, order: int, now: Micros) -> Attempt:
     task = item.task
+    lease = _micros(item.lease)
     return Attempt(
         item.lease_token,
         task.task_id,
         task.task_type,
         item.shard,
         item.epoch,
-        address,
+        stream.address,
         item,
-        _micros(item.lease),
+        lease,
         counts_from,
+        counts_from,
+        # Of a short lease more than half is left when it comes, else none would ever start.
+        min(stream.interval + _TO_BE_CONFIRMED, lease // 2),
+        item.HasField("start_within"),
         now + _micros(item.time_left) if item.HasField("time_left") else None,
         _start_by(item, counts_from, now),
         order,

@@ -38,7 +38,8 @@ _LOOK_EVERY: Final = 50 * bounds.MILLISECOND
 class LocalCluster:
     """Nodes and what they stand on, on this machine.
 
-    As an async context manager they are ready inside, and if there are several, each of them leads its share.
+    As an async context manager they are ready inside, and if there are several, each of them leads its share or has had
+    half a minute for that.
     """
 
     def __init__(
@@ -180,6 +181,7 @@ class LocalCluster:
                 if (ended := self.what_ended()) is not None:
                     raise LaunchError(ended)
                 await self._clock.sleep(_LOOK_EVERY)
+        self._tell("not every node leads its share yet: see `duecourse cluster status`")
 
     def _is_shared_out(self, cluster: "Cluster") -> bool:
         leaders = [shard.leader for shard in cluster.shards if shard.state == "led"]

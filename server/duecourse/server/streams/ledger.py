@@ -64,10 +64,10 @@ class Ledger:
         entry = self._held.pop(token, None)
         return entry[1] if entry else None
 
-    def sent_after(self, number: int, tokens: Iterable[bytes]) -> list[bytes]:
+    def sent_after(self, number: int, tokens: Iterable[bytes]) -> set[bytes]:
         """Return those of leases that only Assignments after this one carry to the worker."""
         entries = [(token, self._held.get(token)) for token in tokens]
-        return [token for token, entry in entries if entry and entry[0] > number]
+        return {token for token, entry in entries if entry and entry[0] > number}
 
     def decided(self, token: bytes) -> None:
         """Note that the worker is told what became of an outcome, and forgets it."""

@@ -90,7 +90,7 @@ class Outbox:
         self._open = None
 
     def ask(self, message: wire.Response) -> None:
-        """Ask for a list of leases, for new terms or without, before whatever the loop decided about leases."""
+        """Ask for a list of leases, for new terms or without, before what else waits of leases that are not lost."""
         self._requests.append(message)
 
     def lose(self, tokens: Iterable[bytes]) -> None:
