@@ -186,6 +186,7 @@ MUTATIONS: Final = (
         f"{_WORKER}/protocol.py",
         "        until.append(counts_from + _micros(item.time_left) + bounds.STOP_GRACE)\n",
         "        pass\n",
+        why_not_found="what was so long under way waits for its renewal, and is late by then; tests/worker has one",
     ),
     Mutation(
         "what came too late to be renewed for certain is started at once",
