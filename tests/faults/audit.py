@@ -1,6 +1,8 @@
 """The store's own history: triggers that write down every change, and their export (see `histories`)."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,19 +26,21 @@ class Store:
 
     async def execute(self, statement: str, *, unseen: bool = False) -> None:
         """Execute statements; `unseen`: past the triggers."""
+        async with self._connected(unseen=unseen) as connection:
+            await connection.execute(statement)
+
+    async def fetch(self, query: str, *arguments: Any, unseen: bool = False) -> list[Any]:
+        """Return the rows of a query; `unseen`: what it changes passes by the triggers."""
+        async with self._connected(unseen=unseen) as connection:
+            return list(await connection.fetch(query, *arguments))
+
+    @asynccontextmanager
+    async def _connected(self, *, unseen: bool) -> AsyncIterator[asyncpg.Connection]:
         connection = await asyncpg.connect(self.dsn, timeout=10, command_timeout=30)
         try:
             if unseen:
                 await connection.execute("SET session_replication_role = replica")
-            await connection.execute(statement)
-        finally:
-            await connection.close()
-
-    async def fetch(self, query: str, *arguments: Any) -> list[Any]:
-        """Return the rows of a query."""
-        connection = await asyncpg.connect(self.dsn, timeout=10, command_timeout=30)
-        try:
-            return list(await connection.fetch(query, *arguments))
+            yield connection
         finally:
             await connection.close()
 
