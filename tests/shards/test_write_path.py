@@ -17,7 +17,7 @@ from duecourse.server.failpoints import Failpoints
 from duecourse.server.leadership import Superseded
 from duecourse.server.leadership.solo import COORDINATION, Solo
 from duecourse.server.scheduler import Options, Scheduler
-from duecourse.server.storage import CommitAnswer, RaiseRequest, Refused, ShardBatch, Unknown
+from duecourse.server.storage import CommitAnswer, RaiseRequest, Refused, ShardBatch, ShardRow, Unknown
 from duecourse.server.storage.memory import MemoryStore
 from duecourse.server.telemetry.metrics import Metrics
 from duecourse.timing.clock import SystemClock
@@ -37,7 +37,7 @@ class TroubledStore(MemoryStore):
         self.after: Verdict = lambda _: None
         self.sizes: list[int] = []
         self.is_open = asyncio.Event()
-        """Commits wait for it."""
+        """Commits and checks of terms wait for it."""
         self.is_open.set()
 
     async def commit(self, batches: Sequence[ShardBatch]) -> Mapping[ShardId, CommitAnswer]:
@@ -49,6 +49,20 @@ class TroubledStore(MemoryStore):
         applied = await super().commit(batches)
         answer = self.after(batches)
         return applied if answer is None else {batch.fence.shard: answer for batch in batches}
+
+    async def shards(self) -> Sequence[ShardRow]:
+        await self.is_open.wait()
+        return await super().shards()
+
+
+class Checks(list[str]):
+    """What was told of checks of terms."""
+
+    def check_began(self) -> None:
+        self.append("began")
+
+    def check_succeeded(self) -> None:
+        self.append("succeeded")
 
 
 @asynccontextmanager
@@ -210,6 +224,21 @@ async def _be_replaced(store: TroubledStore, task: Submission) -> None:
         await store.raise_epochs(COORDINATION, [RaiseRequest(task.shard, b"another".ljust(16))], 0)
         assert await scheduler.commands.submit([task]) == [errors.NoLeader(task.shard)]
         await until(lambda: False)
+
+
+async def test_a_check_of_terms_succeeds_though_one_was_handed_over_while_it_ran() -> None:
+    store = TroubledStore()
+    checks = Checks()
+    async with running(store) as scheduler, asyncio.TaskGroup() as group:
+        store.is_open.clear()
+        watching = group.create_task(scheduler.terms.watch(bounds.MILLISECOND, checks), name="watch")
+        await until(lambda: checks == ["began"])
+        await scheduler.terms.hand_over(ShardId(0))
+        await store.raise_epochs(COORDINATION, [RaiseRequest(ShardId(0), b"another".ljust(16))], 0)
+        store.is_open.set()
+        await until(lambda: len(checks) > 1)
+        watching.cancel()
+    assert checks[1] == "succeeded"
 
 
 async def test_a_drain_ends_only_once_all_that_has_come_is_handled() -> None:
