@@ -9,11 +9,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["services.etcd", "services.postgres"]
 
 _TEMPORARY_ROOT = "PYTEST_DEBUG_TEMPROOT"
 _SIMULATED = "simulated "
+
+# How long an example takes is the machine's affair: one that gets no time to run would fail a test.
+settings.register_profile("tests", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

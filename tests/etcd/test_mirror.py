@@ -1,5 +1,6 @@
 """The copy in memory of what is below a prefix in a real etcd."""
 
+import statistics
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,12 +57,17 @@ async def test_what_is_there_and_what_changes_is_shown_and_told(etcd: EtcdCluste
 async def test_news_come_within_the_time_of_a_call(etcd: EtcdCluster, keys: Keys) -> None:
     key = keys.member("a")
     async with a_reader(etcd.endpoints, keys) as reader:
-        slowest = 0
-        for n in range(20):
-            await etcd.put(key, b"%d" % n)
-            slowest = max(slowest, await until(lambda n=n: reader.value(key) == b"%d" % n))  # type: ignore[misc]
-        # By the watch, not by reading at intervals.
-        assert slowest < REREAD_INTERVAL / 2
+        assert await _news(etcd, key, reader) < REREAD_INTERVAL / 2
+
+
+async def _news(etcd: EtcdCluster, key: bytes, reader: Reader) -> float:
+    """Return how long news take. By the watch they come at once; by reading at intervals each would take one."""
+    took = []
+    for n in range(19):
+        await etcd.put(key, b"news %d" % n)
+        took.append(await until(lambda n=n: reader.value(key) == b"news %d" % n))  # type: ignore[misc]
+    # Not the slowest: the machine may have been busy with something else.
+    return statistics.median(took)
 
 
 async def test_a_read_shows_what_the_watch_was_too_far_behind_to_tell(own_etcd: EtcdCluster, keys: Keys) -> None:
@@ -122,5 +128,4 @@ async def test_an_etcd_that_was_set_back_begins_a_new_era(own_etcd: EtcdCluster,
         await until(lambda: reader.mirror.era == 1)
         assert reader.holds() == {kept: b"1"}
         assert reader.mirror.revision < seen
-        await own_etcd.put(kept, b"2")
-        assert await until(lambda: reader.value(kept) == b"2") < REREAD_INTERVAL / 2
+        assert await _news(own_etcd, kept, reader) < REREAD_INTERVAL / 2

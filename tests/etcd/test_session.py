@@ -14,6 +14,8 @@ from duecourse.server.leadership.session import DEFAULT_TTL, Session
 from duecourse.timing.clock import SystemClock
 
 SHORT = 3 * bounds.SECOND
+BUSY = 5 * bounds.SECOND
+"""By how much a machine that is busy may be late."""
 AWAY = 10 * bounds.SECOND
 
 
@@ -63,7 +65,7 @@ async def test_keys_that_were_deleted_or_overwritten_are_written_again_within_a_
         await value_becomes(etcd, overwritten, b"here")
         await etcd.delete(deleted)
         await etcd.put(overwritten, b"somebody else's")
-        assert await value_becomes(etcd, deleted, b"here") < SHORT + bounds.SECOND
+        assert await value_becomes(etcd, deleted, b"here") < SHORT + BUSY
         await value_becomes(etcd, overwritten, b"here")
         assert len(node.leases) == 1
 
@@ -154,7 +156,7 @@ async def test_a_session_that_was_cut_off_learns_of_its_loss_when_it_can(etcd: E
         assert len(node.leases) == 1
         assert node.session.remaining() == 0
         proxy.heal()
-        await until(lambda: len(node.leases) == 3, 5 * bounds.SECOND)
+        await until(lambda: len(node.leases) == 3)
         await value_becomes(etcd, key, b"here")
 
 

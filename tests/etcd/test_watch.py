@@ -14,7 +14,8 @@ from duecourse.server.etcd.keys import Keys
 from duecourse.server.etcd.watch import Event, Watch
 from duecourse.timing.clock import SystemClock
 
-CHANGE_SEEN = 5 * bounds.SECOND
+CHANGE_SEEN = 10 * bounds.SECOND
+"""On a machine that is busy. It takes 3 s where a connection has to be found dead first."""
 
 
 class Watcher:

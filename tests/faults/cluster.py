@@ -135,8 +135,9 @@ class NodeProcess:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """Return what it has logged by that name."""
-        # Whatever else there is comes from gRPC.
-        lines = (line for line in self.log.read_text().splitlines() if line.startswith("{"))
+        # Whatever else there is comes from gRPC, and the end of the last line may come while we read.
+        text = self.log.read_text(errors="replace").rpartition("\n")[0]
+        lines = (line for line in text.split("\n") if line.startswith("{"))
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
     async def metric(self, name: str, **labels: str) -> float:

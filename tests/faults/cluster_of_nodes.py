@@ -156,22 +156,37 @@ class ClusterOfNodes(Cluster):
     # Who leads.
 
     async def picture(self) -> sdk.Cluster:
-        """Ask some node how the cluster stands."""
+        """Ask some node how the cluster stands; without patience, since it may be one that is not heard."""
         return await self._asking.cluster(timeout=_ASK_LIMIT)
 
     async def leads(self, node: NodeProcess) -> set[int]:
         """Return the shards that a node leads, as the cluster tells."""
-        return {shard.shard for shard in (await self.picture()).shards if shard.leader == node.name}
+        return {shard.shard for shard in (await self._asking.cluster()).shards if shard.leader == node.name}
 
     async def leader_of(self, shard: int) -> NodeProcess:
-        """Return the node that leads a shard, as the cluster tells."""
-        names = {one.shard: one.leader for one in (await self.picture()).shards}
-        return next(node for node in self.nodes if node.name == names[shard])
+        """Return the node that leads a shard, as the cluster tells, once one does."""
+        while True:
+            names = {one.shard: one.leader for one in (await self._asking.cluster()).shards}
+            for node in self.nodes:
+                if node.name == names[shard]:
+                    return node
+            await self.clock.sleep(_POLL)
 
     async def epochs(self) -> dict[int, int]:
         """Return the epoch of each shard, as the store has it."""
         rows = await self.store.fetch("SELECT shard, epoch FROM duecourse.shard")
         return {row["shard"]: row["epoch"] for row in rows}
+
+    async def until_raised(self, shards: Collection[int], above: Mapping[int, int], limit: Micros = SETTLED) -> None:
+        """Wait until the epochs of these shards have grown: nodes learn of what ends a term one after the other."""
+        began = self.clock.elapsed()
+        while True:
+            found = await self.epochs()
+            kept = [shard for shard in shards if found[shard] <= above[shard]]
+            if not kept:
+                return
+            assert self.clock.elapsed() - began < limit, f"the terms of shards {kept} did not end"
+            await self.clock.sleep(_POLL)
 
     async def until_led(self, *nodes: NodeProcess, limit: Micros = SETTLED) -> Micros:
         """Wait until these nodes, and no others, lead all shards, each its share; returns how long that took."""

@@ -16,8 +16,10 @@ TASKS = [f"task-{number}" for number in range(5)]
 
 
 async def test_what_a_silent_worker_took_is_run_by_another(cluster: Cluster) -> None:
-    async with cluster.client() as client, RawWorker.connected(cluster.node.address, credit=5) as silent:
+    # They wait for it: it is given up once it has been silent for 2 s.
+    async with cluster.client() as client:
         await client.submit(*[Ask(task_id) for task_id in TASKS])
+    async with RawWorker.connected(cluster.node.address, credit=5) as silent:
         await silent.assigned(len(TASKS))
         cluster.start_worker()
         assert await silent.status() is grpc.StatusCode.UNAVAILABLE
@@ -28,8 +30,9 @@ async def test_what_a_silent_worker_took_is_run_by_another(cluster: Cluster) -> 
 
 
 async def test_an_attempt_that_never_ends_is_timed_out_while_its_worker_lives(cluster: Cluster) -> None:
-    async with cluster.client() as client, RawWorker.connected(cluster.node.address, credit=1) as endless:
+    async with cluster.client() as client:
         await client.submit(Ask("task", attempt_timeout=timedelta(seconds=1)))
+    async with RawWorker.connected(cluster.node.address, credit=1) as endless:
         assigned = await endless.assigned(1)
         cluster.start_worker()
         async with asyncio.TaskGroup() as group:
@@ -51,8 +54,8 @@ async def test_an_attempt_that_never_ends_is_timed_out_while_its_worker_lives(cl
 
 async def test_an_outcome_that_comes_after_its_lease_was_lost_is_refused(cluster: Cluster) -> None:
     async with cluster.client() as client:
+        await client.submit(Ask("task"))
         async with RawWorker.connected(cluster.node.address, credit=1) as late:
-            await client.submit(Ask("task"))
             (assignment,) = await late.assigned(1)
             cluster.start_worker()
             await cluster.until_started("task", attempt=2)

@@ -13,30 +13,31 @@ _NAMES = [f"near-{number}" for number in range(40)]
 
 
 async def test_a_corrupt_record_is_set_aside_and_the_others_fire(cluster: Cluster) -> None:
-    cluster.start_worker()
     async with cluster.client() as client:
         now = cluster.clock.now().latest
         await client.submit(*[Ask(name, now + _NEAR) for name in _NAMES])
-        await cluster.recovers("the start")
         cluster.node.kill()
-        await cluster.store.execute(
-            f"UPDATE duecourse.task SET policy = '\\xffff' WHERE task_id = '{_SPOILED}'", unseen=True
-        )
+        await _spoil(cluster, "policy = '\\xffff'")
         await cluster.node.start()
+    cluster.start_worker()
     await _check_that_only_it_has_failed(cluster)
 
 
 async def test_what_does_not_decode_as_it_is_granted_is_set_aside_and_stops_no_node(cluster: Cluster) -> None:
-    cluster.start_worker()
     async with cluster.client() as client:
-        await cluster.recovers("the start")
         now = cluster.clock.now().latest
         await client.submit(*[Ask(name, now + _NEAR) for name in _NAMES])
-        await cluster.store.execute(
-            f"UPDATE duecourse.task SET headers = '\\xff' WHERE task_id = '{_SPOILED}' AND state = 'pending'",
-            unseen=True,
-        )
+        await _spoil(cluster, "headers = '\\xff'")
+    cluster.start_worker()
     await _check_that_only_it_has_failed(cluster)
+
+
+async def _spoil(cluster: Cluster, how: str) -> None:
+    """Spoil a record while there is no worker yet that it could be granted to, however long this takes."""
+    spoiled = await cluster.store.fetch(
+        f"UPDATE duecourse.task SET {how} WHERE task_id = '{_SPOILED}' AND state = 'pending' RETURNING 1", unseen=True
+    )
+    assert spoiled, "the fault did not fire"
 
 
 async def _check_that_only_it_has_failed(cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ from faults.raw_worker import RawWorker
 from faults.recording_client import Ask, RecordingClient
 from faults.test_postgres import OURS, postmaster_of
 from services.freezing import frozen
-from services.waiting import until
+from services.waiting import eventually, until
 
 from duecourse import client as sdk
 from duecourse.cli.launcher.ports import HOST
@@ -34,7 +34,7 @@ async def test_a_herd_of_one_queue_does_not_hold_up_another(cluster: Cluster, is
     async with cluster.client() as client:
         await cluster.recovers("the start")
         before = cluster.node.rss()
-        due = cluster.clock.now().latest + (90 if is_long else 5) * bounds.SECOND
+        due = cluster.clock.now().latest + (90 if is_long else 10) * bounds.SECOND
         herd = [f"herd-{number}" for number in range(count)]
         for start in range(0, count, bounds.MAX_BATCH):
             asks = [Ask(task_id, due, queue="herd") for task_id in herd[start : start + bounds.MAX_BATCH]]
@@ -43,12 +43,14 @@ async def test_a_herd_of_one_queue_does_not_hold_up_another(cluster: Cluster, is
         await client.submit(Ask("single", due))
         assert cluster.clock.now().latest < due, "the herd was not there in time"
         await cluster.until_started("single", limit=2 * bounds.MINUTE)
-        waits = await cluster.node.metric("duecourse_ready_tasks")
-        late = cluster.starts("single")[0].wall - due
-        print(f"beside a herd of {count}: {late // bounds.MILLISECOND} ms late, {waits:.0f} in memory wait")
-        assert waits, "the herd was gone before"
-        assert late < 2 * bounds.SECOND
+        started = cluster.starts("single")[0].wall
         await cluster.until_started(*herd, limit=10 * bounds.MINUTE)
+        overtaken = sum(cluster.starts(task_id)[0].wall > started for task_id in herd)
+        late = started - due
+        print(f"beside a herd of {count}: {late // bounds.MILLISECOND} ms late, before {overtaken} of them")
+        # Whatever the machine gives: it went by most of those that came before it.
+        assert overtaken > count * 3 // 4
+        assert late < 5 * bounds.SECOND
         assert cluster.node.rss() - before < _MOST_GROWTH
     await cluster.settle()
 
@@ -65,6 +67,7 @@ async def test_clients_without_patience_are_refused_while_the_store_stands_still
     postmaster = await postmaster_of(cluster)
     is_over = asyncio.Event()
     codes: Counter[grpc.StatusCode] = Counter()
+    refusals = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 
     async def storm(client: RecordingClient, channel: grpc.aio.Channel, name: str) -> None:
         number = 0
@@ -82,11 +85,11 @@ async def test_clients_without_patience_are_refused_while_the_store_stands_still
             group.create_task(storm(client, channel, f"storm-{number}"), name="storm")
         with frozen(postmaster, *children_of(postmaster)):
             await cluster.clock.sleep((30 if is_long else 8) * bounds.SECOND)
+            # How soon there are too many is the machine's affair.
+            await until(lambda: codes.keys() >= refusals, 30 * bounds.SECOND)
         is_over.set()
     print({code.name: count for code, count in codes.items()}, f"{(cluster.node.rss() - before) >> 20} MiB")
-    refusals = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
     assert codes.keys() <= {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED, *refusals}, codes
-    assert codes.keys() >= refusals, "the node did not say that it is too much"
     assert cluster.node.rss() - before < _MOST_GROWTH
     await cluster.recovers("a storm of clients", 15 * bounds.SECOND)
     await cluster.settle()
@@ -111,9 +114,9 @@ async def test_one_poisonous_task_in_a_hundred_harms_itself_alone(cluster: Clust
             await cluster.clock.sleep(20 * bounds.MILLISECOND)
         print(f"workers died {died} times")
     recorded = await cluster.settle(2 * bounds.MINUTE)
-    # An attempt that was granted to a worker at its death is used up, begun or not.
+    # An attempt that was granted to a worker at its death is used up, begun or not; the last death was a second one's.
     assert all(len(cluster.starts(task_id)) <= 2 for task_id in poisons)
-    assert any(len(cluster.starts(task_id)) == 2 for task_id in poisons)
+    assert any(start.attempt == 2 for task_id in poisons for start in cluster.starts(task_id))
     ends = {one.task_id: one.new.state for one in recorded.transitions if one.new}
     assert {task_id for task_id, state in ends.items() if state != "succeeded"} == set(poisons)
 
@@ -152,7 +155,7 @@ async def test_calls_and_streams_that_are_given_up_leave_nothing_behind(cluster:
     assert await cluster.node.metric("duecourse_rpc_requests_total", code="CANCELLED") > rounds, "nothing was given up"
     await until_streams(cluster.node, 1)
     await cluster.settle()
-    assert await cluster.node.metric("duecourse_credits") == 50
+    await _until_credits(cluster.node, 50)
 
 
 async def test_without_a_file_descriptor_left_what_is_connected_is_served(cluster: Cluster, is_long: bool) -> None:
@@ -199,12 +202,23 @@ async def test_workers_that_all_come_back_at_once_are_all_served(cluster: Cluste
         await cluster.node.start()
         took = await until_streams(cluster.node, count)
         print(f"{count} workers are back {took // bounds.MILLISECOND} ms after the node")
+        # Else what one has no slot for yet goes to another as its second task.
+        await _until_credits(cluster.node, count)
         await client.submit(*[Ask(f"task-{number}") for number in range(count)])
         await cluster.comes_to_rest()
         for worker in workers:
             worker.stop()
     assert len(ran) > count * 0.9
     assert took < 10 * bounds.SECOND
+
+
+async def _until_credits(node: NodeProcess, count: int) -> None:
+    """Wait until a node has so many slots of workers to fill: they tell of them after what was in them is stored."""
+
+    async def are_given() -> bool:
+        return await node.metric("duecourse_credits") == count
+
+    await eventually(are_given)
 
 
 @contextmanager

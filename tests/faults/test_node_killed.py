@@ -4,7 +4,7 @@ import signal
 import statistics
 
 import pytest
-from faults.cluster import Cluster
+from faults.cluster import SETTLED, Cluster
 from faults.recording_client import Ask
 
 from duecourse.model import bounds
@@ -21,9 +21,10 @@ async def test_a_node_that_dies_at_a_failpoint_loses_nothing(
     cluster.start_worker()
     async with cluster.load():
         for _ in range(20 if is_long else 2):
-            assert await cluster.node.ended() == -signal.SIGKILL, "the failpoint did not fire"
-            await cluster.node.start(f"{point}:{cluster.source.randrange(2, 80)}")
-        assert await cluster.node.ended() == -signal.SIGKILL, "the failpoint did not fire"
+            assert await cluster.node.ended(SETTLED) == -signal.SIGKILL, "the failpoint did not fire"
+            # Not waited for: it may come by there before it was seen to be ready.
+            cluster.node.spawn(f"{point}:{cluster.source.randrange(2, 80)}")
+        assert await cluster.node.ended(SETTLED) == -signal.SIGKILL, "the failpoint did not fire"
         await cluster.node.start()
         await cluster.recovers(point)
     await cluster.settle()

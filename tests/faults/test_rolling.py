@@ -11,6 +11,8 @@ from duecourse import client as sdk
 from duecourse.model import bounds
 
 _DRAINED = 2 * bounds.DRAIN
+_LEASES = {"lease": "12s", "heartbeat": "2s"}
+"""As many heartbeat intervals as by default, and so long that no worker loses one because it got no time to run."""
 
 
 def _lost_nothing(cluster: ClusterOfNodes, running: list[str]) -> None:
@@ -22,8 +24,7 @@ def _lost_nothing(cluster: ClusterOfNodes, running: list[str]) -> None:
 async def test_a_rolling_restart_under_load_loses_nothing_and_starts_nothing_twice(
     start_cluster: StartCluster, is_long: bool
 ) -> None:
-    # As many heartbeat intervals as by default.
-    cluster = await start_cluster(lease="6s")
+    cluster = await start_cluster(**_LEASES)
     cluster.start_worker("one")
     cluster.start_worker("two")
     running = [f"running-{number}" for number in range(20)]
@@ -50,7 +51,7 @@ async def test_a_rolling_restart_under_load_loses_nothing_and_starts_nothing_twi
 async def test_a_node_that_is_drained_by_another_ends_and_leaves_its_shards_to_the_others(
     start_cluster: StartCluster,
 ) -> None:
-    cluster = await start_cluster()
+    cluster = await start_cluster(**_LEASES)
     cluster.start_worker()
     first, second, third = cluster.nodes
     async with cluster.load():

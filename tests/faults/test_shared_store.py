@@ -8,7 +8,7 @@ import pytest
 from faults.cluster import children_of
 from faults.cluster_of_nodes import ClusterOfNodes
 from faults.conftest import StartCluster
-from faults.test_postgres import OURS, postmaster_of
+from faults.test_postgres import end_connections, postmaster_of
 from services.etcd import EtcdCluster
 from services.freezing import frozen
 from services.postgres import SHARDS
@@ -57,13 +57,9 @@ async def test_connections_read_only_and_frozen_backends_under_several_nodes_are
     cluster = await start_cluster(dsn=own_postgres.dsn)
     cluster.start_worker("one")
     cluster.start_worker("two")
-    ended = 0
     async with cluster.load():
         await cluster.recovers("the start")
-        for _ in range(60 if is_long else 4):
-            await cluster.clock.sleep(bounds.SECOND)
-            ended += len(await cluster.store.fetch(f"SELECT pg_terminate_backend(pid) FROM ({OURS}) ours"))
-        assert ended > 12, "there was no connection to end"
+        await end_connections(cluster, 60 if is_long else 4, least=13)
         await cluster.recovers("ended connections", _RETURNED)
         async with cluster.client() as client:
             await _set_read_only(cluster, "on")

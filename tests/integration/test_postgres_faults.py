@@ -36,6 +36,8 @@ from duecourse.server.storage.postgres import PostgresStore
 from duecourse.timing.clock import SystemClock
 
 SHARD = ShardId(0)
+SHORT = 2 * bounds.SECOND
+"""A time-out of commits that is waited for, and within which others come through on a machine that is busy."""
 
 
 class Leader:
@@ -116,7 +118,7 @@ async def terminating(side: Side) -> AsyncIterator[None]:
 
 
 async def test_a_commit_on_a_frozen_backend_is_unknown_in_time_and_may_land_later(postgres_dsn: str) -> None:
-    async with leading(postgres_dsn, 500 * bounds.MILLISECOND) as leader, side_of(postgres_dsn) as side:
+    async with leading(postgres_dsn, SHORT) as leader, side_of(postgres_dsn) as side:
         [pid] = await side.commit_backends()
         batch = leader.batch()
         with frozen(pid):
@@ -141,7 +143,7 @@ async def test_connections_that_were_forgotten_on_the_way_cost_one_time_out_for_
     clock = SystemClock()
     async with TcpProxy(target.hostname, target.port, Postgres) as proxy:
         through = target._replace(netloc=f"{target.netloc.rpartition('@')[0]}@{proxy.endpoint}").geturl()
-        async with leading(through, 500 * bounds.MILLISECOND) as leader:
+        async with leading(through, SHORT) as leader:
             assert await leader.reads_again()
             await leader.store.load_held([SHARD])
             proxy.forget()
@@ -151,7 +153,8 @@ async def test_connections_that_were_forgotten_on_the_way_cost_one_time_out_for_
             assert await leader.commits_again()
             assert await leader.reads_again()
             await leader.store.load_held([SHARD])
-            assert clock.elapsed() - began < 3 * bounds.SECOND
+            # A read that is not answered is given up after 5 s.
+            assert clock.elapsed() - began < 5 * bounds.SECOND
 
 
 async def test_idle_connections_that_were_terminated_are_replaced(leader: Leader, side: Side) -> None:

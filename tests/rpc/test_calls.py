@@ -119,7 +119,8 @@ async def test_a_refused_cancellation_says_why(edge: Edge) -> None:
 async def test_a_call_that_is_given_up_leaves_nothing_behind(edge: Edge) -> None:
     gate = Gate(edge)
     call = edge.tasks.SubmitTask(a_submission())
-    given_up = edge.tasks.SubmitTask(a_submission(), timeout=0.05)
+    given_up = edge.tasks.SubmitTask(a_submission(), timeout=2)
+    await gate.until(2)
     with pytest.raises(aio.AioRpcError) as caught:
         await given_up
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -26,6 +26,10 @@ from duecourse.v1 import error_reason_pb2, task_pb2, task_service_pb2
 
 Method = aio.StreamStreamMultiCallable[bytes, bytes]
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
+TRIES = 5
+"""Of calls whose answer comes 100 ms before their deadline, which a machine that is busy may let pass."""
+NO_ANSWER = "no answer"
 
 
 @pytest_asyncio.fixture
@@ -47,9 +51,25 @@ async def submit(node: SmallNode, task: task_pb2.NewTask, seconds: float = LONG)
 
 
 async def refused(node: SmallNode, task_id: str, seconds: float) -> Told:
-    with pytest.raises(aio.AioRpcError) as caught:
-        await submit(node, a_task(task_id), seconds)
+    for _ in range(TRIES):
+        with pytest.raises(aio.AioRpcError) as caught:
+            await submit(node, a_task(task_id), seconds)
+        if caught.value.code() is not DEADLINE_EXCEEDED:
+            break
     return told(caught.value)
+
+
+async def submit_several(
+    node: SmallNode, tasks: list[task_pb2.NewTask], seconds: float
+) -> task_service_pb2.SubmitTasksResponse:
+    request = task_service_pb2.SubmitTasksRequest(tasks=tasks)
+    for _ in range(TRIES - 1):
+        try:
+            return await node.tasks.SubmitTasks(request, timeout=seconds)
+        except aio.AioRpcError as error:
+            if error.code() is not DEADLINE_EXCEEDED:
+                raise
+    return await node.tasks.SubmitTasks(request, timeout=seconds)
 
 
 async def cancel(node: SmallNode, task_id: str, **fields: object) -> task_service_pb2.CancelTaskResponse:
@@ -328,7 +348,7 @@ async def test_a_cancellation_without_a_request_id_is_one_cancellation_however_o
 async def test_only_the_items_whose_leader_is_missing_fail(three: Several) -> None:
     three.lead(None, 3)
     tasks = [a_task(task_ids(shard, 1)[0]) for shard in range(4)]
-    response = await three.nodes[0].tasks.SubmitTasks(task_service_pb2.SubmitTasksRequest(tasks=tasks), timeout=1)
+    response = await submit_several(three.nodes[0], tasks, 1)
     assert reasons(response) == ["", "", "", "NO_LEADER"]
     assert response.results[3].error.HasField("retry_delay")
 
@@ -355,7 +375,12 @@ async def test_whatever_happens_the_answers_are_true(three: Several, seed: int) 
 
     async def ask(node: SmallNode, names: list[str]) -> list[tuple[str, str]]:
         request = task_service_pb2.SubmitTasksRequest(tasks=map(a_task, names))
-        response = await node.tasks.SubmitTasks(request, timeout=1)
+        try:
+            response = await node.tasks.SubmitTasks(request, timeout=1)
+        except aio.AioRpcError as error:
+            if error.code() is not DEADLINE_EXCEEDED:
+                raise
+            return [(name, NO_ANSWER) for name in names]
         return list(zip(names, reasons(response), strict=True))
 
     for node in three.nodes:
@@ -374,7 +399,7 @@ async def test_whatever_happens_the_answers_are_true(three: Several, seed: int) 
         for name, reason in call.result():
             if reason == "":
                 assert name in stored, "acknowledged and lost"
-            elif reason != "OUTCOME_UNCERTAIN":
+            elif reason not in ("OUTCOME_UNCERTAIN", NO_ANSWER):
                 assert name not in stored, f"{reason} says that surely nothing was applied"
     assert told_by[""], told_by
     assert told_by.keys() >= {"OUTCOME_UNCERTAIN", "STORE_UNAVAILABLE", "OVERLOADED"}, told_by
@@ -411,7 +436,7 @@ async def test_a_peer_that_falls_silent_leaves_the_outcome_open_and_others_alone
         await submit(a, a_task(task_ids(1, 1)[0]))
         proxy.cut()
         tasks = [a_task(task_ids(shard, 2)[1]) for shard in range(4)]
-        response = await a.tasks.SubmitTasks(task_service_pb2.SubmitTasksRequest(tasks=tasks), timeout=2)
+        response = await submit_several(a, tasks, 2)
         assert reasons(response) == ["", "OUTCOME_UNCERTAIN", "", ""]
         assert proxy.faults["cut"]
 

@@ -155,7 +155,9 @@ class InProcessCluster:
         self._group = group
         self._clock = SystemClock()
 
-    async def start(self, name: str, *, address: str = "", offset: Callable[[], Micros] = lambda: 0) -> ClusterNode:
+    async def start(
+        self, name: str, *, address: str = "", offset: Callable[[], Micros] = lambda: 0, session: Micros = SESSION
+    ) -> ClusterNode:
         """Start a node, without waiting for it to lead anything."""
         proxy = await self._stack.enter_async_context(TcpProxy(*host_and_port(self._endpoint)))
         client = await self._stack.enter_async_context(EtcdClient([f"127.0.0.1:{proxy.port}"], self._clock))
@@ -168,7 +170,7 @@ class InProcessCluster:
             clock=self._clock,
             keys=self.keys,
             incarnation=os.urandom(8).hex(),
-            session=SESSION,
+            session=session,
             settles=SETTLES,
             wall_clock_offset=offset,
         )

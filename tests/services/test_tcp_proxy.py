@@ -13,7 +13,9 @@ from services.waiting import until
 from duecourse.model import bounds
 from duecourse.timing.clock import SystemClock
 
-PATIENCE = 1
+PATIENCE = 20
+SILENCE = 1
+"""After so long without a word it is taken for silence."""
 
 
 class Line:
@@ -23,13 +25,13 @@ class Line:
         self.reader = reader
         self.writer = writer
 
-    async def asks(self, text: bytes) -> bytes:
+    async def asks(self, text: bytes, patience: float = PATIENCE) -> bytes:
         self.writer.write(text)
         await self.writer.drain()
-        return await self.hears()
+        return await self.hears(patience)
 
-    async def hears(self) -> bytes:
-        async with asyncio.timeout(PATIENCE):
+    async def hears(self, patience: float = PATIENCE) -> bytes:
+        async with asyncio.timeout(patience):
             return await self.reader.read(100)
 
 
@@ -88,7 +90,7 @@ async def test_a_narrow_connection_takes_its_time_both_ways(proxy: TcpProxy) -> 
         proxy.narrow(1_000)
         start = clock.elapsed()
         line.writer.write(b"x" * 200)
-        async with asyncio.timeout(2 * PATIENCE):
+        async with asyncio.timeout(PATIENCE):
             assert await line.reader.readexactly(200) == b"x" * 200
         assert clock.elapsed() - start >= 200 * bounds.MILLISECOND
     assert proxy.faults["narrowed"] >= 8
@@ -99,11 +101,11 @@ async def test_a_cut_is_silent_until_it_is_healed(proxy: TcpProxy) -> None:
         assert await line.asks(b"hello") == b"hello"
         proxy.cut()
         with pytest.raises(TimeoutError):
-            await line.asks(b"lost")
+            await line.asks(b"lost", SILENCE)
         assert proxy.faults["cut"] == 1
         other.writer.write_eof()
         with pytest.raises(TimeoutError):
-            await other.hears()
+            await other.hears(SILENCE)
         proxy.heal()
         with pytest.raises(ConnectionResetError):
             await line.asks(b"more")
@@ -116,7 +118,7 @@ async def test_a_cut_of_one_direction_leaves_the_other(proxy: TcpProxy) -> None:
         assert await line.asks(b"hello") == b"hello"
         proxy.cut(Direction.TO_CLIENT)
         with pytest.raises(TimeoutError):
-            await line.asks(b"answered, and not heard")
+            await line.asks(b"answered, and not heard", SILENCE)
         assert proxy.faults["cut"] == 1
         assert proxy.requests == 2
 
@@ -144,10 +146,10 @@ async def test_what_is_not_read_arrives_later(proxy: TcpProxy) -> None:
         assert await line.asks(b"first") == b"first"
         proxy.stop_reading()
         with pytest.raises(TimeoutError):
-            await line.asks(b"second")
+            await line.asks(b"second", SILENCE)
         assert proxy.faults["not read"]
         proxy.heal()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(PATIENCE):
             assert await line.reader.read(100) == b"second"
 
 
@@ -175,7 +177,7 @@ async def test_a_forgotten_connection_is_silent_for_ever_and_a_new_one_is_served
         async with a_line(proxy) as other:
             assert await other.asks(b"hello") == b"hello"
         with pytest.raises(TimeoutError):
-            await line.asks(b"lost")
+            await line.asks(b"lost", SILENCE)
     assert proxy.faults["forgotten"] == 1
 
 
@@ -198,7 +200,7 @@ async def test_a_goodbye_comes_between_frames() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(proxy.say_goodbye())
             with pytest.raises(TimeoutError):
-                await line.hears()
+                await line.hears(SILENCE)
             assert await line.asks(frame[12:]) == frame[12:]
         assert await line.hears() == _frame(0, 7, b"\x7f\xff\xff\xff" + bytes(4))
         assert await line.asks(frame) == frame
