@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from cli.conftest import CommandLine
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from services.scripted import ScriptedNode, Status, answer_all
 
@@ -161,7 +161,6 @@ def test_a_line_without_an_end_stays_within_memory() -> None:
     assert lines.feed(b"") == [(3, None)]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b" "))), st.data())
 def test_lines_do_not_depend_on_how_they_are_read(written: list[bytes], data: st.DataObject) -> None:
     stream = b"\n".join(written)

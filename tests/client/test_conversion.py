@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from services.scripted import a_task
 
@@ -81,7 +81,6 @@ def _as_stored(sent: task_pb2.NewTask) -> task_pb2.Task:
     return stored
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(new_tasks)
 def test_a_task_comes_back_as_it_was_submitted(task: NewTask) -> None:
     read = answers.task(_as_stored(_write(task)), full=True)
@@ -89,14 +88,12 @@ def test_a_task_comes_back_as_it_was_submitted(task: NewTask) -> None:
     assert {name: getattr(read, name) for name in names} == {name: getattr(task, name) for name in names}
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(instants)
 def test_an_instant_keeps_its_microseconds_whatever_its_zone(instant: datetime) -> None:
     stored = _as_stored(_write(NewTask("remind", run_at=instant, on_lost_attempt=OnLostAttempt.RETRY)))
     assert answers.task(stored, full=False).run_at == instant
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(durations)
 def test_a_durations_parts_have_its_sign(duration: timedelta) -> None:
     message = _write(NewTask("remind", delay=duration)).delay
@@ -136,7 +133,6 @@ def test_a_task_has_one_time() -> None:
         NewTask("remind", run_at=datetime(2030, 1, 1, tzinfo=UTC), delay=timedelta(1))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.recursive(
         st.none()

@@ -71,7 +71,7 @@ async def test_tasks_that_share_a_lane_or_a_policy_are_read_as_they_were_written
         assert (stored.headers, stored.labels) == (insert.submission.headers, insert.submission.labels)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     st.binary(max_size=2_000), st.text(max_size=20), st.dictionaries(st.text(max_size=9), st.text(max_size=9)), LABELS
 )

@@ -256,7 +256,7 @@ _PLACES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(_PLACES, st.integers(0, 30 * bounds.SECOND), st.integers(0, 50 * bounds.SECOND), st.integers(1, 6))
 async def test_a_load_is_complete_up_to_its_cuts(
     harness: Harness, places: list[tuple[Lane, Micros, int, bool]], start: Micros, length: Micros, head: int

@@ -331,7 +331,6 @@ TestShardMachine = ShardMachine.TestCase
 TestShardMachine.settings = settings(
     max_examples=4_000 if _is_long else 100,
     stateful_step_count=120 if _is_long else 50,
-    deadline=None,
     derandomize=not _is_long,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -18,7 +18,7 @@ from duecourse.server.leadership.election import Elected
 SHARD = ShardId(3)
 SHORT = 3 * bounds.SECOND
 AT_ONCE = 5 * bounds.SECOND
-"""On a machine that is busy: shorter than a session that is not revoked."""
+"""On a machine that is busy. That news come by the watch, not by reading at intervals, is a test of the mirror."""
 
 
 class Campaign:

@@ -33,6 +33,8 @@ from duecourse.model.slots import shard_of_slot, slot_of
 
 SESSION: Final = 3 * bounds.SECOND
 """Of the nodes. Shorter ones run out by themselves on a machine that is busy."""
+STEADY: Final = "12s"
+"""A session for those who want no shard to move by itself: it does not run out on a machine that is busy."""
 SETTLES: Final = bounds.SECOND
 """After which shards move to nodes that have come."""
 TAKEN_OVER: Final = 4 * SESSION
@@ -165,11 +167,13 @@ class ClusterOfNodes(Cluster):
 
     async def leader_of(self, shard: int) -> NodeProcess:
         """Return the node that leads a shard, as the cluster tells, once one does."""
+        began = self.clock.elapsed()
         while True:
             names = {one.shard: one.leader for one in (await self._asking.cluster()).shards}
             for node in self.nodes:
                 if node.name == names[shard]:
                     return node
+            assert self.clock.elapsed() - began < SETTLED, f"nobody leads shard {shard}"
             await self.clock.sleep(_POLL)
 
     async def epochs(self) -> dict[int, int]:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 from faults.cluster import NodeProcess
-from faults.cluster_of_nodes import ClusterOfNodes, Link
+from faults.cluster_of_nodes import STEADY, ClusterOfNodes, Link
 from faults.conftest import StartCluster
 
 from duecourse import client as sdk
@@ -16,8 +16,6 @@ from duecourse.client import CancelResult, NewTask, SubmittedTask, TaskState
 from duecourse.model import bounds
 
 LATER = timedelta(hours=1)
-_STEADY = "12s"
-"""A session for those who want no shard to move: it does not run out by itself on a machine that is busy."""
 
 
 def a_task(task_id: str) -> NewTask:
@@ -52,7 +50,7 @@ async def test_each_node_submits_reads_and_cancels_what_others_lead(start_cluste
 
 
 async def test_a_client_goes_straight_to_the_leaders(start_cluster: StartCluster) -> None:
-    cluster = await start_cluster(session=_STEADY)
+    cluster = await start_cluster(session=STEADY)
     async with sdk.Client(cluster.nodes[0].address) as client:
         await client.submit(a_task("first"))
         await client.submit_many([a_task(f"early-{index}") for index in range(100)])
@@ -100,7 +98,7 @@ async def test_no_request_fails_while_all_nodes_are_restarted_in_turn(start_clus
 
 
 async def test_a_leader_that_other_nodes_do_not_reach_is_named_to_clients_that_do(start_cluster: StartCluster) -> None:
-    cluster = await start_cluster(links={"node-3": (Link.PEERS,)}, session=_STEADY)
+    cluster = await start_cluster(links={"node-3": (Link.PEERS,)}, session=STEADY)
     asked, _, cut_off = cluster.nodes
     lonely = sorted(await cluster.leads(cut_off))
     async with sdk.Client(asked.address) as client, sdk.Client(asked.address, follows_leaders=False) as led_on:

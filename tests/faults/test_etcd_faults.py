@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from faults.cluster import NodeProcess
-from faults.cluster_of_nodes import SESSION, Link
+from faults.cluster_of_nodes import SESSION, STEADY, Link
 from faults.conftest import StartCluster
 from services.etcd import EtcdCluster
 from services.postgres import SHARDS
@@ -136,8 +136,7 @@ async def test_a_node_whose_lease_is_revoked_gives_way_at_once_and_comes_back(
 async def test_a_leader_whose_election_key_is_deleted_gives_way_at_once(
     start_cluster: StartCluster, etcd: EtcdCluster, is_long: bool
 ) -> None:
-    # Else a session that runs out by itself on a busy machine takes keys with it.
-    cluster = await start_cluster(session="12s")
+    cluster = await start_cluster(session=STEADY)
     cluster.start_worker()
     keys = Keys(cluster.etcd_prefix)
     async with cluster.load():
@@ -193,8 +192,9 @@ async def test_a_watch_that_finds_its_history_compacted_misses_nothing(
     cluster = await start_cluster(own_etcd=own_etcd, session="10s", links={"node-1": (Link.ETCD,)})
     first, second, third = cluster.nodes
 
-    async def is_seen() -> bool:
-        return bool(await own_etcd.value(Keys(cluster.etcd_prefix).member(third.name))) is (meanwhile == "a node comes")
+    async def is_changed() -> bool:
+        is_there = await own_etcd.value(Keys(cluster.etcd_prefix).member(third.name)) is not None
+        return is_there if meanwhile == "a node comes" else not is_there
 
     cluster.start_worker()
     if meanwhile == "a node comes":
@@ -209,7 +209,7 @@ async def test_a_watch_that_finds_its_history_compacted_misses_nothing(
         else:
             third.kill()
         # It is this that the first one misses.
-        await eventually(is_seen)
+        await eventually(is_changed)
         await own_etcd.compact(await own_etcd.put(b"/something/else", b""))
         assert cluster.links[first.name][Link.ETCD].faults["cut"]
         cluster.links[first.name][Link.ETCD].heal()

@@ -1,6 +1,6 @@
 """Leaders that get no time to run: others take over, and what the paused one still does counts for nothing."""
 
-from faults.cluster_of_nodes import SESSION, TAKEN_OVER, Link
+from faults.cluster_of_nodes import SESSION, STEADY, TAKEN_OVER, Link
 from faults.conftest import StartCluster
 from faults.recording_client import Ask
 from services.freezing import frozen
@@ -67,7 +67,7 @@ async def test_pauses_shorter_than_a_session_move_nothing_and_cost_no_attempt(
 ) -> None:
     # On either side of a pause a renewal may lag, see `test_node_paused`; a session is renewed thrice in its time.
     pause = 4 * bounds.SECOND
-    cluster = await start_cluster(session="12s", lease="12s")
+    cluster = await start_cluster(session=STEADY, lease="12s")
     cluster.start_worker()
     before = await cluster.epochs()
     rounds = 20 if is_long else 2

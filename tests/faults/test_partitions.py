@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 from faults.cluster import HEARTBEAT, Cluster
-from faults.cluster_of_nodes import EVERYTHING, SESSION, TAKEN_OVER, ClusterOfNodes, Link
+from faults.cluster_of_nodes import EVERYTHING, SESSION, STEADY, TAKEN_OVER, ClusterOfNodes, Link
 from faults.conftest import StartCluster
 from faults.recording_client import Ask
 from services.freezing import frozen
@@ -164,7 +164,7 @@ async def test_a_node_that_is_cut_off_again_and_again_keeps_nobody_from_working(
 
 
 async def test_connections_that_are_ended_by_age_cost_nothing(start_cluster: StartCluster, is_long: bool) -> None:
-    cluster = await start_cluster(2, links={"node-1": (Link.API, Link.PEERS)}, lease="12s", session="12s")
+    cluster = await start_cluster(2, links={"node-1": (Link.API, Link.PEERS)}, lease="12s", session=STEADY)
     proxies = [proxy for link in cluster.links["node-1"].values() for proxy in link.each]
     cluster.start_worker()
     async with cluster.load(), cluster.client() as client:

@@ -24,7 +24,7 @@ from duecourse.server.leadership.vigil import Vigil, is_refused
 from duecourse.timing.clock import SystemClock
 
 SESSION = 12 * bounds.SECOND
-"""Far longer than AT_ONCE: what ends within that was revoked."""
+"""Two thirds of it are always left, longer than AT_ONCE: what ends within that was revoked."""
 AT_ONCE: Micros = 6 * bounds.SECOND
 
 clock = SystemClock()

@@ -38,7 +38,7 @@ def is_within_bounds(one: Submission) -> bool:
     )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(seconds=_numbers, nanos=_nanos, field=st.sampled_from(["run_at", "delay", "attempt_timeout", "start_deadline"]))
 def test_no_time_or_duration_raises_anything_but_its_refusal(seconds: int, nanos: int, field: str) -> None:
     task = a_new_task()
@@ -48,7 +48,7 @@ def test_no_time_or_duration_raises_anything_but_its_refusal(seconds: int, nanos
         assert is_within_bounds(submissions().one(task_service_pb2.SubmitTaskRequest(task=task), NOW))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     attempts=st.integers(-(2**31), 2**31 - 1),
     multiplier=st.floats(),
@@ -68,7 +68,7 @@ def test_no_retry_policy_raises_anything_but_its_refusal(
         assert is_within_bounds(submissions().one(task_service_pb2.SubmitTaskRequest(task=task), NOW))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=300))
 @example(b"\x12\x00")
 def test_no_bytes_raise_anything_but_a_refusal(data: bytes) -> None:
@@ -82,7 +82,7 @@ def test_no_bytes_raise_anything_but_a_refusal(data: bytes) -> None:
             assert isinstance(one, InvalidField) or (isinstance(one, Submission) and is_within_bounds(one))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=10), st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=4), st.binary())
 def test_equal_requests_have_equal_fingerprints_and_different_ones_do_not(
     text: str, headers: dict[str, str], payload: bytes

@@ -56,6 +56,8 @@ async def refused(node: SmallNode, task_id: str, seconds: float) -> Told:
             await submit(node, a_task(task_id), seconds)
         if caught.value.code() is not DEADLINE_EXCEEDED:
             break
+        # What was called for it is of no account.
+        node.metrics.peer_calls.clear()
     return told(caught.value)
 
 

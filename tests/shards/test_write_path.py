@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import pytest
 from services.garbage import none_left
@@ -226,19 +227,47 @@ async def _be_replaced(store: TroubledStore, task: Submission) -> None:
         await until(lambda: False)
 
 
-async def test_a_check_of_terms_succeeds_though_one_was_handed_over_while_it_ran() -> None:
-    store = TroubledStore()
-    checks = Checks()
+@pytest.mark.parametrize("begins_anew", [True, False])
+async def test_a_check_of_terms_succeeds_though_one_has_ended_while_it_ran(begins_anew: bool) -> None:
+    store, checks = TroubledStore(), Checks()
     async with running(store) as scheduler, asyncio.TaskGroup() as group:
         store.is_open.clear()
         watching = group.create_task(scheduler.terms.watch(bounds.MILLISECOND, checks), name="watch")
         await until(lambda: checks == ["began"])
-        await scheduler.terms.hand_over(ShardId(0))
-        await store.raise_epochs(COORDINATION, [RaiseRequest(ShardId(0), b"another".ljust(16))], 0)
+        if begins_anew:
+            scheduler.terms.uncertain(scheduler.loop.shards[ShardId(0)], "the answer was lost", [])
+            await until(lambda: scheduler.loop.leads(ShardId(0)))
+        else:
+            await scheduler.terms.hand_over(ShardId(0))
+            await store.raise_epochs(COORDINATION, [RaiseRequest(ShardId(0), b"another".ljust(16))], 0)
         store.is_open.set()
         await until(lambda: len(checks) > 1)
+        assert scheduler.loop.leads(ShardId(0)) is begins_anew
         watching.cancel()
     assert checks[1] == "succeeded"
+
+
+async def test_a_check_of_terms_that_finds_another_term_does_not_succeed() -> None:
+    checks = Checks()
+    with pytest.raises(ExceptionGroup) as ended:
+        await _find_another_term(TroubledStore(), checks)
+    assert ended.group_contains(Superseded)
+    assert checks[0] == "began"
+    assert checks[1:2] != ["succeeded"]
+
+
+async def _find_another_term(store: TroubledStore, checks: Checks) -> None:
+    async with running(store) as scheduler:
+        await store.raise_epochs(COORDINATION, [RaiseRequest(ShardId(0), b"another".ljust(16))], 0)
+        await scheduler.terms.watch(bounds.MILLISECOND, checks)
+
+
+async def test_what_is_due_and_waits_for_a_worker_is_counted() -> None:
+    async with running(TroubledStore()) as scheduler:
+        due = [replace(submission(f"t{n}"), delay=0) for n in range(3)]
+        await scheduler.commands.submit([*due, submission("later")])
+        await until(lambda: scheduler.loop.ready()[0] == len(due))
+        await until(lambda: scheduler.loop.ready()[1] > 0)
 
 
 async def test_a_drain_ends_only_once_all_that_has_come_is_handled() -> None:

@@ -72,7 +72,7 @@ _events = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(_events, max_size=12), st.booleans())
 def test_no_sequence_of_events_raises(events: list[dict[str, object]], is_introduced: bool) -> None:
     node = Node()
@@ -92,7 +92,7 @@ def test_no_sequence_of_events_raises(events: list[dict[str, object]], is_introd
     assert (not node.port.subscribed) or not worker.stream.is_ended
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200), st.booleans())
 def test_no_bytes_that_parse_raise(data: bytes, is_introduced: bool) -> None:
     node = Node()

@@ -89,7 +89,7 @@ class LedgerAndWorker(RuleBasedStateMachine):
         assert self.ledger.undecided == len(self.unrecorded)
 
 
-LedgerAndWorker.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LedgerAndWorker.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestLedgerAndWorker = LedgerAndWorker.TestCase
 
 

@@ -45,7 +45,6 @@ class Node:
     events=st.lists(st.one_of(st.integers(0, 6_000), st.sampled_from(["flush", "beat", "late beat"])), max_size=12),
     last_wait=st.integers(0, 20_000),
 )
-@settings(deadline=None)
 def test_nothing_starts_that_has_less_than_the_margin_left(age: int, events: list[int | str], last_wait: int) -> None:
     machine = Machine(slots=1, prefetch=1)
     sent_at: list[int] = []
@@ -398,4 +397,4 @@ class WorkerAndNodes(RuleBasedStateMachine):
 
 
 TestWorkerAndNodes = WorkerAndNodes.TestCase
-TestWorkerAndNodes.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestWorkerAndNodes.settings = settings(max_examples=120, stateful_step_count=60)

@@ -171,7 +171,7 @@ class Terms:
                 _log.warning("terms_not_checked", detail=str(error))
                 continue
             self._unanswered_since = None
-            # Whose term has ended meanwhile has no part in it: a shard that was handed over has another holder by now.
+            # Whose term has ended meanwhile has no part in it: a shard that was handed over may have another holder.
             still = [shard for shard in shards if self._loop.shards.get(shard.fence.shard) is shard]
             stale = [shard for shard in still if not _is_proven(shard, rows.get(shard.fence.shard))]
             for shard in stale:
