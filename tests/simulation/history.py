@@ -111,6 +111,8 @@ class History:
         """Tasks of which the store has lost something."""
         self.spoiled: set[TaskKey] = set()
         """Tasks whose records decode no more."""
+        self.cancel_asked: set[TaskKey] = set()
+        """Tasks that clients wanted to cancel: what the store refuses for long is given up, and the task read again."""
         self.shards_behind: set[ShardId] = set()
         """Shards whose leaders may know more than a store that has lost something, until they begin a new term."""
         self.behind_until: Micros = -1

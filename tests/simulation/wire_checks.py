@@ -38,7 +38,9 @@ class WireChecks:
         self._coverage = history.coverage
 
     def client_says(self, client: Process, method: str, message: Any) -> None:
-        """Remember what a worker says of its attempts' ends."""
+        """Remember what a worker says of its attempts' ends, and which cancellations are asked for."""
+        if isinstance(message, task_service_pb2.CancelTaskRequest):
+            self._history.cancel_asked.add(TaskKey("default", message.task_id))
         if not isinstance(message, worker_service_pb2.StreamAssignmentsRequest):
             if not client.name.startswith("client"):
                 self._coverage[f"node passes {method.rpartition('/')[2]} on"] += 1
