@@ -86,7 +86,8 @@ async def test_without_etcd_firing_goes_on_and_with_it_everything_does(
     due = {ask.task_id: ask.run_at or 0 for ask in asks}
     late = [cluster.starts(task_id)[0].wall - run_at for task_id, run_at in due.items()]
     print(f"latest without etcd: {max(late) // bounds.MILLISECOND} ms")
-    assert statistics.median(late) < bounds.SECOND
+    # Of a stall of firing, which one of the machine is seldom as long as, more would be late.
+    assert statistics.quantiles(late, n=4)[-1] < bounds.SECOND
     assert max(late) < _PROMPT
     await cluster.settle()
 

@@ -95,6 +95,8 @@ class Checker:
             self.reference.accept()
         elif moment == "bound by force":
             self._terms.bound_by_force()
+        elif moment == "store refused":
+            self._history.refused.add(process)
         self._history.strike(moment, process)
 
     # What is said.

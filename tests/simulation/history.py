@@ -112,7 +112,9 @@ class History:
         self.spoiled: set[TaskKey] = set()
         """Tasks whose records decode no more."""
         self.cancel_asked: set[TaskKey] = set()
-        """Tasks that clients wanted to cancel: what the store refuses for long is given up, and the task read again."""
+        """Tasks that clients wanted to cancel: a cancellation may be given up, and its task read again, by a node
+        whose commits were `refused`."""
+        self.refused: set[Process] = set()
         self.shards_behind: set[ShardId] = set()
         """Shards whose leaders may know more than a store that has lost something, until they begin a new term."""
         self.behind_until: Micros = -1

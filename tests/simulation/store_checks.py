@@ -81,7 +81,8 @@ class StoreChecks:
         is_its_own = is_held and attempt is not None and attempt.epoch == fence.epoch
         # It cannot be seen when the leader takes a list in: the lease may have been the current one still.
         is_other_listed = attempt is not None and bool(record.listed - {attempt.lease_token})
-        may_be_read = record.is_read_again or key in self._history.cancel_asked or is_other_listed
+        is_given_up = key in self._history.cancel_asked and process in self._history.refused
+        may_be_read = record.is_read_again or is_other_listed or is_given_up
         if is_its_own and not may_be_read:
             self._fail("S1", f"{key.task_id} was set aside, and its leader had its lease", key)
         self._coverage[f"set aside {'held' if is_held else 'waiting'}"] += 1
